@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed as dist
 
-from benchmarks.by_hand_layouts import SPREADS, backward, loss_of
+from benchmarks.by_hand_layouts import LAYOUTS, backward, loss_of
 from trainer.workloads.llama import build_llama
 
 if TYPE_CHECKING:
@@ -46,24 +46,24 @@ def steps(layout: str, task: Task) -> Iterator[float]:
         dist.init_process_group("gloo")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(1)
-    spread = SPREADS[layout](build_llama(task.shape, task.sequence_length))
-    model = spread.model
+    parallel = LAYOUTS[layout](build_llama(task.shape, task.sequence_length))
+    model = parallel.model
     optimizer = torch.optim.AdamW(
         _groups(model), lr=task.lr, weight_decay=task.weight_decay, fused=True
     )
     samples = _samples(task)
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1))
-    size = task.global_batch_size // spread.dp_size
+    size = task.global_batch_size // parallel.dp_size
     total = torch.zeros(())
     loss = 0.0
-    num_losses = spread.num_losses or dist.get_world_size()
+    num_losses = parallel.num_losses or dist.get_world_size()
     for step in itertools.count(1):
         begin = step * task.global_batch_size % (len(samples) - task.global_batch_size)
-        begin += spread.dp_rank * size
+        begin += parallel.dp_rank * size
         tokens = samples[order[begin : begin + size]].long()
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        if spread.step:
-            total += spread.step(inputs, targets).detach()
+        if parallel.step:
+            total += parallel.step(inputs, targets).detach()
         else:
             total += backward(loss_of(model(inputs), targets))
         optimizer.step()

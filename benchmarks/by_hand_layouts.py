@@ -1,7 +1,7 @@
 """Layouts written by hand, as a good engineer does with plain PyTorch.
 
-The model is the trainer's (trainer/workloads/llama.py knows of no ranks); all that spreads it is
-here: blocks sharded one by one, no message that is not needed.
+The model is the trainer's (trainer/workloads/llama.py knows of no ranks); all that parallelizes
+it is here: blocks sharded one by one, no message that is not needed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NUM_MICROBATCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class Parallelized:
     """A model as it is trained, and which share of a batch is this rank's."""
 
     model: nn.Module
@@ -63,55 +63,55 @@ class Spread:
     """How many ranks have a loss; None: all."""
 
 
-def ddp(model: Llama) -> Spread:
+def ddp(model: Llama) -> Parallelized:
     """A whole copy on every rank; its tables never change, so they are never sent."""
     parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    return Spread(model=parallel, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
+    return Parallelized(model=parallel, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
 
 
-def fsdp(model: Llama) -> Spread:
+def fsdp(model: Llama) -> Parallelized:
     """Shards over all ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     _shard(model, mesh)
-    return Spread(model=model, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
+    return Parallelized(model=model, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
 
 
-def fsdp_offload(model: Llama) -> Spread:
+def fsdp_offload(model: Llama) -> Parallelized:
     """Shards over all ranks, which rest on the host."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     _shard(model, mesh, CPUOffloadPolicy(pin_memory=False))
-    return Spread(model=model, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
+    return Parallelized(model=model, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
 
 
-def hsdp(model: Llama) -> Spread:
+def hsdp(model: Llama) -> Parallelized:
     """Shards over two ranks, in as many copies as there are pairs."""
     copies = dist.get_world_size() // 2
     _shard(model, init_device_mesh("cpu", (copies, 2), mesh_dim_names=("replicate", "shard")))
-    return Spread(model=model, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
+    return Parallelized(model=model, dp_rank=dist.get_rank(), dp_size=dist.get_world_size())
 
 
-def tp(model: Llama) -> Spread:
+def tp(model: Llama) -> Parallelized:
     """Matrices split over all ranks."""
     _split(model, init_device_mesh("cpu", (dist.get_world_size(),)))
-    return Spread(model=model, dp_rank=0, dp_size=1)
+    return Parallelized(model=model, dp_rank=0, dp_size=1)
 
 
-def tp_sp(model: Llama) -> Spread:
+def tp_sp(model: Llama) -> Parallelized:
     """Matrices split over all ranks, and between them the stream by positions."""
     _split(model, init_device_mesh("cpu", (dist.get_world_size(),)), is_sequence_parallel=True)
-    return Spread(model=model, dp_rank=0, dp_size=1)
+    return Parallelized(model=model, dp_rank=0, dp_size=1)
 
 
-def fsdp_tp(model: Llama) -> Spread:
+def fsdp_tp(model: Llama) -> Parallelized:
     """Matrices split over two ranks, and what each has sharded over the pairs."""
     pairs = dist.get_world_size() // 2
     mesh = init_device_mesh("cpu", (pairs, 2), mesh_dim_names=("dp", "tp"))
     _split(model, mesh["tp"])
     _shard(model, mesh["dp"])
-    return Spread(model=model, dp_rank=mesh["dp"].get_local_rank(), dp_size=pairs)
+    return Parallelized(model=model, dp_rank=mesh["dp"].get_local_rank(), dp_size=pairs)
 
 
-def ddp_tp(model: Llama) -> Spread:
+def ddp_tp(model: Llama) -> Parallelized:
     """Matrices split over two ranks, in as many copies as there are pairs."""
     pairs = dist.get_world_size() // 2
     mesh = init_device_mesh("cpu", (pairs, 2), mesh_dim_names=("dp", "tp"))
@@ -119,27 +119,27 @@ def ddp_tp(model: Llama) -> Spread:
     for layer in model.layers.values():
         replicate(layer, mesh=mesh["dp"])
     replicate(model, mesh=mesh["dp"])
-    return Spread(model=model, dp_rank=mesh["dp"].get_local_rank(), dp_size=pairs)
+    return Parallelized(model=model, dp_rank=mesh["dp"].get_local_rank(), dp_size=pairs)
 
 
-def pp(model: Llama) -> Spread:
+def pp(model: Llama) -> Parallelized:
     """Half of the layers on each of two ranks."""
     return _pipeline([_stage(model, dist.get_rank(), 2)], Schedule1F1B, dist.get_rank())
 
 
-def pp_gpipe(model: Llama) -> Spread:
+def pp_gpipe(model: Llama) -> Parallelized:
     """The same, all forwards before all backwards."""
     return _pipeline([_stage(model, dist.get_rank(), 2)], ScheduleGPipe, dist.get_rank())
 
 
-def pp_interleaved(model: Llama) -> Spread:
+def pp_interleaved(model: Llama) -> Parallelized:
     """Two stages on each of two ranks, a quarter of the layers each."""
     rank = dist.get_rank()
     parts = [_stage(copy.deepcopy(model), number, 4) for number in (rank, rank + 2)]
     return _pipeline(parts, ScheduleInterleaved1F1B, rank)
 
 
-def pp_fsdp(model: Llama) -> Spread:
+def pp_fsdp(model: Llama) -> Parallelized:
     """Half of the layers on each of two pairs of ranks, sharded over the pair."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     part = _stage(model, mesh["pp"].get_local_rank(), 2)
@@ -147,7 +147,7 @@ def pp_fsdp(model: Llama) -> Spread:
     return _pipeline([part], Schedule1F1B, mesh["pp"].get_local_rank(), mesh["pp"], dp=mesh["dp"])
 
 
-def pp_tp(model: Llama) -> Spread:
+def pp_tp(model: Llama) -> Parallelized:
     """Half of the layers on each of two pairs of ranks, matrices split over the pair."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
     part = _stage(model, mesh["pp"].get_local_rank(), 2)
@@ -180,7 +180,7 @@ def _pipeline(
     rank: int,
     mesh: DeviceMesh | None = None,
     dp: DeviceMesh | None = None,
-) -> Spread:
+) -> Parallelized:
     """Train the parts of this rank, one of two in the pipeline, by one of torch's schedules."""
     group = mesh.get_group() if mesh else None
     num_stages = 2 * len(parts)
@@ -198,7 +198,7 @@ def _pipeline(
         schedule.step(target=targets, losses=losses, return_outputs=False)
         return torch.stack(losses).mean()
 
-    return Spread(
+    return Parallelized(
         model=parts[0] if len(parts) == 1 else nn.ModuleList(parts),
         dp_rank=dp.get_local_rank() if dp else 0,
         dp_size=dp.size() if dp else 1,
@@ -207,7 +207,7 @@ def _pipeline(
     )
 
 
-def cp(model: Llama) -> Spread:
+def cp(model: Llama) -> Parallelized:
     """Each sequence shared by all ranks, a chunk from its front and one from its back each.
 
     Keys and values are gathered, as Llama 3 was trained; the model is sharded over the same ranks.
@@ -244,10 +244,10 @@ def cp(model: Llama) -> Spread:
         places = held[rank]
         return backward(loss_of(model(inputs[:, places], places), targets[:, places]))
 
-    return Spread(model=model, dp_rank=0, dp_size=1, step=step)
+    return Parallelized(model=model, dp_rank=0, dp_size=1, step=step)
 
 
-SPREADS: Mapping[str, Callable[[Llama], Spread]] = {
+LAYOUTS: Mapping[str, Callable[[Llama], Parallelized]] = {
     "ddp": ddp,
     "fsdp": fsdp,
     "fsdp with offload": fsdp_offload,

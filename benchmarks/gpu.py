@@ -13,7 +13,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.turns import CPU, Crew, train_ours
+from benchmarks.turns import CPU, WorkerPool, train_ours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,15 +164,15 @@ def _race(job: Job, num_rounds: int, *, quick: bool) -> Row:
 def speed(job: Job, contestant: str, num_laps: int, *, quick: bool) -> float:
     """Return units per second, the median of the laps; compiling is in none.
 
-    In a process of its own that is gone afterwards: no two fit the memory together. It is spawned,
-    as CUDA wants it, and computes on the first GPU that is visible.
+    In a process of its own that is gone afterwards: two would not fit the memory together. It
+    is spawned, as CUDA wants it, and computes on the first GPU that is visible.
     """
     if quick:
         job = _toy(job)
     env = CPU if quick else {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     with tempfile.TemporaryDirectory() as folder:
         train = partial(_train, job, contestant, folder)
-        with Crew(1, train, env=env, method="spawn") as workers:
+        with WorkerPool(1, train, env=env, method="spawn") as workers:
             workers.await_first_lap()  # with all compiling
             laps_s = [workers.lap().wall_s for _ in range(num_laps)]
     return job.steps_per_lap * job.units_per_step / median(laps_s)

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from benchmarks.turns import Crew, train_ours
+from benchmarks.turns import WorkerPool, train_ours
 from trainer.workloads.llama_hf import config_of
 from trainer.workloads.llama_presets import LlamaShape
 
@@ -199,15 +199,15 @@ def _rounds(entry: Entry, task: Task, num_rounds: int) -> list[list[tuple[Lap, L
         if entry.options is not None:
             argv = [*_options(task, Path(folder)), *entry.options.split()]
             train = partial(train_ours, argv, lap_ends="step")
-        with Crew(entry.num_ranks, train, by_hand.steps(entry.by_hand, task)) as workers:
+        with WorkerPool(entry.num_ranks, train, by_hand.steps(entry.by_hand, task)) as workers:
             workers.await_first_lap()
             workers.lap(of_other=True)
             _round(workers, task.log_every)  # buffers are there, caches are filled
             return [_round(workers, task.log_every) for _ in range(num_rounds)]
 
 
-def _round(workers: Crew, num_steps: int) -> list[tuple[Lap, Lap]]:
-    """Take as many steps of both; who is first changes from one to the next."""
+def _round(workers: WorkerPool, num_steps: int) -> list[tuple[Lap, Lap]]:
+    """Take as many steps of both; which is first changes from one to the next."""
     pairs = []
     for step in range(num_steps):
         first = workers.lap(of_other=bool(step % 2))

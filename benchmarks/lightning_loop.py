@@ -36,7 +36,7 @@ class Digits(lightning.LightningModule):  # type: ignore[misc] # it ships no typ
         return cross_entropy(self.model(inputs), targets)
 
     def on_train_batch_end(self, outputs: dict[str, Tensor], *_: object) -> None:
-        """Tell the watch."""
+        """Report the step to the watch."""
         self.watch.step_done(outputs["loss"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

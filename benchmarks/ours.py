@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.contestant import Lap
+from benchmarks.startup import epoch_s
 from benchmarks.task import LEARNING_RATE, LOG_EVERY_STEPS
 
 if TYPE_CHECKING:
@@ -69,17 +69,13 @@ def _options(task: Task, digits: Path, out: Path) -> list[str]:
 def _lap(task: Task, lines: Sequence[str], cpu_s: Mapping[int, float]) -> Lap:
     intervals = {m["step"]: m for m in map(json.loads, lines) if "loss" in m}
     first, last = intervals[task.num_warmup_steps], intervals[task.total_steps]
-    seconds = (_time(last) - _time(first)).total_seconds()
+    seconds = epoch_s(last) - epoch_s(first)
     cpu_seconds = cpu_s[task.total_steps] - cpu_s[task.num_warmup_steps]
     return Lap(
         steps_per_s=task.num_steps / seconds,
         steps_per_cpu_s=task.num_steps / cpu_seconds,
         loss=last["loss"],
     )
-
-
-def _time(line: dict[str, str]) -> datetime:
-    return datetime.fromisoformat(line["time"])
 
 
 def main(path: Path, argv: list[str]) -> int:

@@ -11,16 +11,18 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from benchmarks import ours
 from benchmarks.contestant import Lap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from benchmarks.task import Task
+
+    Racer = Callable[[Task, Path], Lap]
+    """Runs a round."""
 
 _ROOT = Path(__file__).parent.parent
 
@@ -75,19 +77,6 @@ class Pace:
     budget_s: float
 
 
-class Racer(Protocol):
-    """Runs a round."""
-
-    def run(self, task: Task, digits: Path) -> Lap:
-        """Run one."""
-        ...
-
-
-class _Ours:
-    def run(self, task: Task, digits: Path) -> Lap:
-        return ours.run_round(task, digits)
-
-
 class _Contestant:
     """A process of `benchmarks.contestant.serve`."""
 
@@ -105,12 +94,7 @@ class _Contestant:
         self._read()  # "ready"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -147,7 +131,7 @@ def race(
             for name, task in tasks.items():
                 for entry in (e for e in ENTRIES if name in e.tasks):
                     steps = task.num_steps // entry.divide_steps_by
-                    lap = racers[entry.module].run(replace(task, num_steps=steps), digits)
+                    lap = racers[entry.module](replace(task, num_steps=steps), digits)
                     laps[name][entry.module].append(lap)
                     _print(f"round {round_index + 1}, ({name}) {entry.module}", lap)
     return {name: _results(laps_of_task) for name, laps_of_task in laps.items()}
@@ -155,8 +139,8 @@ def race(
 
 def _racer(module: str, python: str, stack: ExitStack) -> Racer:
     if module == "ours":
-        return _Ours()
-    return stack.enter_context(_Contestant(module, python))
+        return ours.run_round
+    return stack.enter_context(_Contestant(module, python)).run
 
 
 def _results(laps: Mapping[str, Sequence[Lap]]) -> dict[str, Result]:

@@ -24,9 +24,8 @@ _STANDIN = _ROOT / "tests" / "monitor" / "nvml_standin.c"
 _NUM_GPUS = 8
 _DEADLINE_S = 30.0
 _NUM_STARTS = 5
-_WINDOW_S = (
-    5.0  # as often the recorder asks for what changes seldom: every window has one such poll
-)
+_WINDOW_S = 5.0
+"""As often the recorder asks for what changes seldom: every window has one such poll."""
 _SOME_PID = 4_000_000  # near the kernel's limit: no process's here
 _WORLD = (
     f"gpus {_NUM_GPUS}",

@@ -34,9 +34,6 @@ Written by `make bench`, all in one run on one machine.
 {machine}.
 Load average {load_before:.1f} before and {load_after:.1f} after; other work on the machine makes
 the absolute numbers smaller, and the ratios less so, because the rows take turns.
-
-## Training speed
-
 """
 
 _NOTES = """
@@ -57,9 +54,7 @@ Its CNN computes the values of the tutorial's, but pools before relu and lays it
 channels-last; the row before it shows what that alone is worth.
 """
 
-_STARTUP = """
-## From jobs/prelaunch.sh to the first optimizer step
-
+_STARTUP = """\
 Medians of {num_repetitions} repetitions, in turns with bare interpreters and with the shortest
 program by hand (`benchmarks/plain_start.py`); in brackets the smallest, which other work on the
 machine disturbs least.
@@ -67,38 +62,10 @@ The lines of the further run follow each other; on one rank there is no process 
 
 """
 
-_RECORDER = """
-## The monitor's recorder at an interval of 1 s
-
-"""
-
-_HEARTBEAT = """
-## The heartbeat that the watchdog reads
-
-"""
-
-
-_SAVES = """
-## A checkpoint of a model of {millions:.0f} million parameters and AdamW's state: {size_mb:.0f} MB
-
+_SAVES = """\
 Medians of {num_repetitions} repetition(s), the two modes in turns, in one process on the CPU; in
 brackets the smallest.
 Each is written, forced to the disk and hashed; ratios are taken within a repetition.
-
-"""
-
-_TOY = """
-## What the README's toy learns
-
-"""
-
-_READING = """
-## Reading logs
-
-"""
-
-_WATCHING = """
-## Watching logs that grow
 
 """
 
@@ -127,6 +94,7 @@ class Measured:
 def render(measured: Measured) -> str:
     """Return the text of results.md."""
     num_rounds = next(iter(measured.speed["a"].values())).num_rounds
+    saves = measured.saves
     return "".join(
         [
             _HEAD.format(
@@ -134,37 +102,43 @@ def render(measured: Measured) -> str:
                 load_before=measured.load_before,
                 load_after=measured.load_after,
             ),
-            _speed_table(measured.speed),
+            section("Training speed", _speed_table(measured.speed)),
             _NOTES.format(
                 num_rounds=num_rounds,
                 num_threads=measured.num_threads,
                 plural="s" * (measured.num_threads > 1),
             ),
-            report_layouts.HEAD,
-            table(*report_layouts.table(measured.layouts)),
-            report_layouts.notes(measured.layouts),
-            report_layouts.GPU_HEAD,
-            _gpu_text(measured.on_gpu),
-            _STARTUP.format(num_repetitions=len(measured.startups[0].total_s)),
-            _startup_table(measured.startups),
-            _RECORDER,
-            _recorder_table(measured.recorder),
-            _READING,
-            _reading_table(measured.reading),
-            _WATCHING,
-            _watching_table(measured.watching),
-            _HEARTBEAT,
-            _heartbeat_table(measured.heartbeats),
-            _SAVES.format(
-                millions=measured.saves.num_parameters / 1e6,
-                size_mb=measured.saves.size_bytes / 1e6,
-                num_repetitions=len(measured.saves.slowed_s),
+            section(
+                "Layouts beside the same written by hand",
+                table(*report_layouts.table(measured.layouts)),
+                report_layouts.notes(measured.layouts),
             ),
-            _saves_table(measured.saves),
-            _TOY,
-            _toy_table(measured.toy),
+            section("On a GPU", _gpu_text(measured.on_gpu)),
+            section(
+                "From jobs/prelaunch.sh to the first optimizer step",
+                _STARTUP.format(num_repetitions=len(measured.startups[0].total_s)),
+                _startup_table(measured.startups),
+            ),
+            section(
+                "The monitor's recorder at an interval of 1 s", _recorder_table(measured.recorder)
+            ),
+            section("Reading logs", _reading_table(measured.reading)),
+            section("Watching logs that grow", _watching_table(measured.watching)),
+            section("The heartbeat that the watchdog reads", _heartbeat_table(measured.heartbeats)),
+            section(
+                f"A checkpoint of a model of {saves.num_parameters / 1e6:.0f} million parameters "
+                f"and AdamW's state: {saves.size_bytes / 1e6:.0f} MB",
+                _SAVES.format(num_repetitions=len(saves.slowed_s)),
+                _saves_table(saves),
+            ),
+            section("What the README's toy learns", _toy_table(measured.toy)),
         ]
     )
+
+
+def section(title: str, *parts: str) -> str:
+    """Return a section of Markdown."""
+    return "".join([f"\n## {title}\n\n", *parts])
 
 
 def _speed_table(speed: Mapping[str, Mapping[str, Result]]) -> str:
@@ -214,8 +188,8 @@ def _startup_table(startups: Sequence[Startup]) -> str:
     return table(["median (smallest)", *columns], rows)
 
 
-def _spread(values_s: Sequence[float]) -> str:
-    return f"{median(values_s):.2f} s ({min(values_s):.2f} s)"
+def _spread(values: Sequence[float], unit: str = "s") -> str:
+    return f"{median(values):.2f} {unit} ({min(values):.2f} {unit})"
 
 
 def _difference(startup: Startup, base_s: Sequence[float]) -> str:
@@ -224,13 +198,9 @@ def _difference(startup: Startup, base_s: Sequence[float]) -> str:
     return f"{typical_s:.2f} s ({min(startup.total_s) - min(base_s):.2f} s)"
 
 
-def _cpu(shares_pct: Sequence[float]) -> str:
-    return f"{median(shares_pct):.2f} % ({min(shares_pct):.2f} %)"
-
-
 def _recorder_table(recorder: Recorder) -> str:
     rows = [
-        ["CPU, of one core", _cpu(recorder.cpu_pct), "under 0.2 %"],
+        ["CPU, of one core", _spread(recorder.cpu_pct, "%"), "under 0.2 %"],
         ["memory, resident", f"{recorder.memory_mb:.1f} MB", "under 30 MB"],
         ["start to first line", _spread(recorder.first_line_s), "under 0.15 s"],
         ["start to first row of readings", _spread(recorder.first_row_s), ""],

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 
     Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
-HEAD = """
-## Layouts beside the same written by hand
-
-"""
-
 _NOTES = """
 A Llama of {millions:.1f} M parameters, {tokens:,} tokens a step, fp32, AdamW, on ranks of this
 machine that talk over gloo, one thread each.
@@ -36,11 +31,6 @@ A ring (`--cp-comm-type p2p`) keeps less in memory, and sends gradients around, 
 as short as these, which fit anywhere, only the latter is seen.
 By CPU time: the same of the CPU time of all ranks, which is what remains where other programs take
 the CPU away; waiting for each other is not in it.
-"""
-
-GPU_HEAD = """
-## On a GPU
-
 """
 
 NO_GPU = """\
@@ -77,7 +67,7 @@ def _row(row: Row) -> list[str]:
 
 
 def notes(layouts: Layouts) -> str:
-    """Say what was measured."""
+    """Describe what was measured."""
     first = layouts.rows[0]
     return _NOTES.format(
         millions=layouts.num_parameters / 1e6,
@@ -107,5 +97,5 @@ def gpu_table(on_gpu: OnGpu) -> Table:
 
 
 def gpu_notes(on_gpu: OnGpu) -> str:
-    """Say on what."""
+    """Describe on what."""
     return _GPU_NOTES.format(device=on_gpu.device, num_rounds=len(on_gpu.rows[0].ours_per_s))

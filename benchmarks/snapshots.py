@@ -13,23 +13,25 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+
+import torch
 
 from benchmarks.checkpoint import FULL_LAYERS, QUICK_LAYERS, Run, position
-
-if TYPE_CHECKING:
-    from trainer.checkpoint.snapshots import Snapshots
+from trainer.checkpoint.snapshots import MEMORY, Snapshots
+from trainer.checkpoint.train_state import State
+from trainer.distributed.mesh import Mesh
+from trainer.environment import Ranks
+from trainer.telemetry.events import EventLog
 
 _EVERY = 10
 _FULL_ROUNDS, _QUICK_ROUNDS = 40, 1
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where the trainer keeps them
 
 
 def main(*, quick: bool) -> None:
     """Measure in pairs, the order changing; print the ratio."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        tempfile.TemporaryDirectory(dir=_SHARED_MEMORY) as memory,
+        tempfile.TemporaryDirectory(dir=MEMORY) as memory,
     ):
         run = Run(Path(folder), QUICK_LAYERS if quick else FULL_LAYERS)
         snapshots = _open(Path(folder), Path(memory))
@@ -65,14 +67,6 @@ def _round(run: Run, snapshots: Snapshots | None) -> float:
 
 
 def _open(folder: Path, memory: Path) -> Snapshots:
-    import torch  # noqa: PLC0415 -- as in benchmarks/checkpoint.py
-
-    from trainer.checkpoint.snapshots import Snapshots  # noqa: PLC0415
-    from trainer.checkpoint.train_state import State  # noqa: PLC0415
-    from trainer.distributed.mesh import Mesh  # noqa: PLC0415
-    from trainer.environment import Ranks  # noqa: PLC0415
-    from trainer.telemetry.events import EventLog  # noqa: PLC0415
-
     return Snapshots(
         Mesh(ranks=Ranks(), device=torch.device("cpu"), backend="none", num_threads=1),
         EventLog(path=folder / "events.jsonl", attempt=1, host=""),

@@ -74,7 +74,7 @@ def _time_job(num_ranks: int) -> float:
         began_s = time.time()
         run_dir = run_job(num_ranks, Path(out), _OPTIONS)
         lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return _epoch_s(json.loads(lines[0])) - began_s
+    return epoch_s(json.loads(lines[0])) - began_s
 
 
 def _time_phases(num_ranks: int) -> dict[str, float]:
@@ -92,7 +92,7 @@ def _time_phases(num_ranks: int) -> dict[str, float]:
     events = {event["event"]: event for event in reversed([json.loads(line) for line in lines])}
     ends = [
         ("prelaunch.sh: options checked (`--check`)", checked_s),
-        ("prelaunch.sh: settings, run directory", _epoch_s(events["start"])),
+        ("prelaunch.sh: settings, run directory", epoch_s(events["start"])),
         ("launcher.sh, interpreter", marks[0][1]),
         *((name, end_s) for name, end_s in marks[1:]),
     ]
@@ -135,5 +135,6 @@ def environment(num_ranks: int, out: Path) -> dict[str, str]:
     }
 
 
-def _epoch_s(line: dict[str, str]) -> float:
+def epoch_s(line: Mapping[str, str]) -> float:
+    """Return the time of a line of metrics.jsonl or events.jsonl, in seconds since 1970."""
     return datetime.fromisoformat(line["time"]).timestamp()

@@ -46,7 +46,7 @@ QUICK_TASKS = {
 
 
 class Stopwatch:
-    """Told of every step's end; starts after the warm-up and stops after the last step."""
+    """Is called at every step's end; starts after the warm-up and stops after the last step."""
 
     def __init__(self, task: Task) -> None:
         self._task = task

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
 _TIMEOUT_S = 120
 CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -44,7 +43,7 @@ class Turns:
         self._cpu_s = time.process_time()
 
     def lap_done(self, loss: float) -> None:
-        """Tell of the lap that ends here; return when it is this program's turn again."""
+        """Report the lap that ends here; return when it is this program's turn again."""
         self._send(loss)
         while self._is_for_other():
             self._send(next(self._other))
@@ -58,7 +57,7 @@ class Turns:
         self._pipe.send((time.process_time() - self._cpu_s, loss))
 
 
-class Crew:
+class WorkerPool:
     """Ranks that all run `train(turns)`, with the variables that torch's rendezvous wants."""
 
     def __init__(
@@ -75,7 +74,7 @@ class Crew:
         are forked import nothing, which of what torch needs for shards takes ten seconds of a core;
         CUDA wants them spawned, and `train` such that it can be pickled.
         """
-        port = _free_port()
+        port = free_port()
         context: Any = get_context(method)  # whose types know no `Process`
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 -- closed by __exit__
         self._pipes, self._ranks = [], []
@@ -95,14 +94,9 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._ranks:
-            process.kill()  # the trainer would take its leave
+            process.kill()  # the trainer would save first
         for process in self._ranks:
             process.join()
         self._log.close()
@@ -125,13 +119,13 @@ class Crew:
         for pipe in self._pipes:
             try:
                 if not pipe.poll(_TIMEOUT_S):
-                    raise RuntimeError(f"a lap took over {_TIMEOUT_S} s: {self._last_words()}")
+                    raise RuntimeError(f"a lap took over {_TIMEOUT_S} s: {self._log_end()}")
                 received.append(pipe.recv())
             except EOFError as error:
-                raise RuntimeError(f"a rank ended: {self._last_words()}") from error
+                raise RuntimeError(f"a rank ended: {self._log_end()}") from error
         return received
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")[-4000:]
 
@@ -172,7 +166,8 @@ def train_ours(
     entry.main(argv, os.environ)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

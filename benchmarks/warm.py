@@ -14,12 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.startup import environment
+from benchmarks.startup import environment, epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +90,7 @@ class Job:
         killed_s = time.time()
         os.kill(ranks[attempt % self._num_ranks], signal.SIGKILL)
         (first,) = self._until(lambda: self._events("first_step", attempt + 1))
-        return datetime.fromisoformat(first["time"]).timestamp() - killed_s
+        return epoch_s(first) - killed_s
 
     def end(self) -> None:
         """End it."""

@@ -6,18 +6,18 @@ The options that made the model are the checkpoint's own; where the data lie is 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rundir import codes
+from rundir import codes, events
 from rundir.text import counted
 from trainer import command
 from trainer.checkpoint.layout import find
 from trainer.checkpoint.train_state import OPTIONS
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.telemetry.metrics import figures_of
 from trainer.workloads.registry import build_workload
 
 if TYPE_CHECKING:
@@ -41,16 +41,11 @@ def main(argv: Sequence[str]) -> int:
     checkpoint = find(options.checkpoint)
     measured = _measure(checkpoint, options.data_dir)
     if options.json:
-        print(json.dumps({"checkpoint": str(checkpoint), **measured}))
+        line = events.encode({"checkpoint": str(checkpoint), **measured})
+        print(line.decode(), end="")
         return codes.FINISHED
-    accuracy = measured["test_accuracy"]
-    figures = [] if accuracy is None else [f"test accuracy {100 * accuracy:.2f} %"]
-    figures += [
-        f"{name.replace('_', ' ')} {value:.4f}"
-        for name, value in measured.items()
-        if isinstance(value, float) and name != "test_accuracy"
-    ]
-    samples = counted(int(measured["num_samples"] or 0), "sample")
+    figures = figures_of({n: value for n, value in measured.items() if isinstance(value, float)})
+    samples = counted(measured["num_samples"], "sample")
     print(f"{checkpoint}: {', '.join(figures)}, of {samples}")
     return codes.FINISHED
 
@@ -114,8 +109,8 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
     assert measured is not None  # noqa: S101 -- it was not asked to stop
     return {
         "step": stored.state.position.step,
-        "test_loss": measured.loss,
         "test_accuracy": measured.accuracy,
+        "test_loss": measured.loss,
         **workload.derived(measured.loss),
         "num_samples": num_samples,
     }

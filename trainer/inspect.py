@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rundir import codes, paths
+from rundir.events import finite
 from rundir.text import counted
 from trainer import command
 from trainer.checkpoint.layout import find, find_folder, split_rank
@@ -84,7 +85,7 @@ def _describe(stored: Stored) -> dict[str, Any]:
         "step": state.position.step,
         "fingerprint": fingerprint(state.identity),
         "identity": dict(state.identity),
-        "position": asdict(state.position),
+        "position": {name: finite(value) for name, value in asdict(state.position).items()},
         "world_size": state.world_size,
         "tensors": tensors,
         "ranks": ranks,

@@ -70,11 +70,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _load(checkpoint: Path) -> Llama:
     from trainer.checkpoint.hugging_face import read_llama  # noqa: PLC0415 -- imports torch
-    from trainer.workloads.llama import Llama  # noqa: PLC0415
+    from trainer.workloads.llama import build_llama  # noqa: PLC0415
 
     stored = read_llama(checkpoint)
-    model = Llama(stored.shape, stored.sequence_length)
-    model.init_weights()  # the table of angles, too, which is no part of a checkpoint
+    model = build_llama(stored.shape, stored.sequence_length)  # with the table of angles
     model.load_state_dict(stored.weights)
     return model.eval()
 

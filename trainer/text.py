@@ -62,7 +62,7 @@ def lose_what_cannot_be_written() -> None:
 
 
 def warn(text: object) -> None:
-    """Report to whoever reads the log, in one line."""
+    """Write one line to the log."""
     print(f"trainer: {text}", file=sys.stderr, flush=True)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.on_gpu.case import CaseError
+from benchmarks.turns import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def _time(call: Callable[[], object], device: torch.device, num_calls: int = 20)
 
 
 def nccl(place: Place) -> Values:
-    """Meet as the trainer's ranks do, alone, and let each kind of message through."""
+    """Open a group as the trainer's ranks do, alone, and send each kind of message."""
     from torch import distributed as dist  # noqa: PLC0415 -- seconds
 
     from trainer.config import Config  # noqa: PLC0415 -- the same
@@ -96,7 +96,7 @@ def nccl(place: Place) -> Values:
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
     began_s = time.perf_counter()
     backend, _ = open_process_group(
-        Ranks(master_addr="127.0.0.1", master_port=_free_port()), device, os.environ, "here"
+        Ranks(master_addr="127.0.0.1", master_port=free_port()), device, os.environ, "here"
     )
     meet_s = time.perf_counter() - began_s
     wanted = "gloo" if place.is_rehearsal else "nccl"
@@ -158,9 +158,3 @@ def _wrap(device: torch.device) -> None:
         if not torch.allclose(gradient(wrap), alone):
             name = getattr(wrap, "__name__", "fully_shard")
             raise CaseError(f"{name} over one rank must change no gradient; found another one")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import gpu
-from benchmarks.report import table
+from benchmarks.report import section, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,10 +26,6 @@ _HEAD = """\
 Written by `make gpu`: what must be right first, then how fast it is.
 {versions}.
 {rehearsal}
-"""
-_SPEED_HEAD = """
-## Training speed
-
 """
 _SPEED_NOTES = """
 Medians of the rounds that there was time for, {num_rounds} at most; in a round each has a process
@@ -77,7 +73,8 @@ def render(lines: Sequence[Line]) -> str:
         return text
     head = ["", "plain loop", "expert's loop", "the trainer", "to plain", "to expert", "target"]
     num_rounds = max(int(line["case"].rpartition("-")[2]) for line in _speeds(lines))
-    return text + _SPEED_HEAD + table(head, speeds) + _SPEED_NOTES.format(num_rounds=num_rounds)
+    notes = _SPEED_NOTES.format(num_rounds=num_rounds)
+    return text + section("Training speed", table(head, speeds), notes)
 
 
 def _result(line: Line) -> str:

@@ -129,7 +129,7 @@ def _check(tasks: list[_Rank], nodes: list[str], notes: Path) -> int:
 
 
 def _flush(notes: Path) -> None:
-    """Hand on what was written; it is counted before its last part can have arrived."""
+    """Pass on what was written; it is counted before its last part can have arrived."""
     with (notes / "messages").open("a") as file:
         file.write(f"{_Rank.num_messages}\n")
     _Rank.num_messages = 0

@@ -142,6 +142,7 @@ def read(workload: Language) -> None:
         (lambda data: data.replace(b"trainer.tokens/1", b"trainer.tokens/9"), "format"),
         (lambda data: data.replace(b'"U8"', b'"F8"'), "KeyError: 'F8'"),
         (lambda data: data[:8] + b"[" + data[9:], "Error"),
+        (lambda data: data[:8] + b"[" * len(data), "RecursionError"),
         (lambda data: data.replace(b"eins", b"zwei"), "changed since they were written"),
     ],
 )

@@ -199,6 +199,8 @@ class Checkpoints:
         try:
             state = self.state_of(writing.state)
             size_bytes = saving.write(self.folder, tensors, state, self.group)
+            if self.mesh.ranks.is_main:
+                self._point(paths.LATEST, writing.state.step)
         except SaveError as error:
             writing.error = error
         except Exception as error:  # noqa: BLE001 -- such as another rank's death
@@ -215,7 +217,7 @@ class Checkpoints:
             self._prune(writing.state)
 
     def _report(self, writing: _Writing, size_bytes: int) -> None:
-        """Write the event, and move the pointer."""
+        """Write the event, and move `best`."""
         seconds, step = time.monotonic() - writing.began_s, writing.state.step
         self._events.write(
             "checkpoint",

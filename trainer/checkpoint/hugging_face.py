@@ -142,7 +142,7 @@ def _read(path: Path) -> tuple[str, Mapping[str, int]]:
         added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
         ids = {**vocab, **added}
         max(ids.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"--tokenizer {path}",
             rule="be a tokenizer.json of Hugging Face's",

@@ -39,7 +39,7 @@ def check_weights(source: Path, model: nn.Module) -> None:
 
 
 def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Size]) -> None:
-    """Give `model`, as it is spread over the ranks, the weights in `source`.
+    """Give `model`, as it is parallelized, the weights in `source`.
 
     `elsewhere` is what only other ranks have. Raises UserError, on all ranks alike, where names or
     shapes are others; and on a rank that cannot read what it needs.

@@ -38,6 +38,13 @@ def _turn(hidden: Path) -> int:
     return int(turn) if turn.isdecimal() else 0
 
 
+def _delete(path: Path) -> None:
+    """Remove a folder with all that is in it, a file or a link, as far as that can be done."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
 class CheckpointFolder:
     """`checkpoints/` of a run directory."""
 
@@ -56,7 +63,7 @@ class CheckpointFolder:
             else:
                 leftover.rename(original)
         for leftover in self.path.glob(".step-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            _delete(leftover)
 
     def names(self) -> list[str]:
         """Return the checkpoints, the last written one first.
@@ -100,7 +107,7 @@ class CheckpointFolder:
 
     def discard(self, step: int) -> None:
         """Remove what was written of `step` so far."""
-        shutil.rmtree(self.partial(step), ignore_errors=True)
+        _delete(self.partial(step))
 
     def complete(self, step: int) -> Path:
         """Give the written folder its name; at any instant a complete one of the step is there."""
@@ -156,8 +163,7 @@ class CheckpointFolder:
     def _remove(self, path: Path, name: str) -> None:
         """Take the name away first: half a checkpoint must not look like a damaged one."""
         with contextlib.suppress(OSError):
-            removed = path.rename(self._free(name, "removed"))
-            shutil.rmtree(removed, ignore_errors=True)
+            _delete(path.rename(self._free(name, "removed")))
 
     def _free(self, name: str, fate: str) -> Path:
         """Return a hidden name that nothing has.

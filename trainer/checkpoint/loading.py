@@ -60,7 +60,7 @@ def verify(path: Path, *, part: int = 0, num_parts: int = 1) -> None:
             raise DamagedError(f"{manifest.FILE} does not name {name}")
     manifest.check_sizes(path, records)
     names = {*sorted(records)[part::num_parts], *descriptions}
-    manifest.check_digests(path, records, sorted(names))
+    manifest.check_digests(path, {name: records[name] for name in sorted(names)})
 
 
 def read_index(path: Path) -> Stored:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rundir import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 FILE = "manifest.json"
@@ -111,16 +111,14 @@ def check_sizes(folder: Path, records: Mapping[str, FileRecord]) -> None:
             raise DamagedError(f"{name} has {size_bytes} of {expected.bytes} bytes")
 
 
-def check_digests(
-    folder: Path, records: Mapping[str, FileRecord], names: Iterable[str] | None = None
-) -> None:
-    """Read `names`, or all files. Raises DamagedError, naming the first that has changed."""
-    for name in records if names is None else names:
+def check_digests(folder: Path, records: Mapping[str, FileRecord]) -> None:
+    """Read every file. Raises DamagedError, naming the first that has changed."""
+    for name, expected in records.items():
         try:
             found = examine(folder / name)
         except OSError as error:
             raise _unreadable(name, error) from error
-        if found != records[name]:
+        if found != expected:
             raise DamagedError(f"{name} has changed since it was written: its SHA-256 differs")
 
 

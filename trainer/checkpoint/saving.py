@@ -12,7 +12,6 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rundir import paths
 from trainer.checkpoint import manifest
 from trainer.checkpoint.layout import STATE_FILE
 from trainer.errors import MAX_LENGTH, causes, short_line
@@ -86,7 +85,7 @@ def num_free_bytes(path: Path) -> int:
 def _complete(
     folder: CheckpointFolder, state: State, records: dict[str, FileRecord]
 ) -> tuple[tuple[str, str] | None, int]:
-    """Add the rest of the files and the manifest, then the name, then the pointer."""
+    """Add the rest of the files and the manifest, then the name."""
     step = state.position.step
     partial = folder.partial(step)
     try:
@@ -101,7 +100,6 @@ def _complete(
             records[name] = manifest.seal(partial / name)
         manifest.write(partial, records)
         folder.complete(step)
-        folder.point(paths.LATEST, step)
     except Exception as error:  # noqa: BLE001 -- the other ranks wait for the outcome
         return _explain(error, folder.path), 0
     return None, sum(found.bytes for found in records.values())

@@ -1,4 +1,4 @@
-"""A rank's snapshot on its way to a rank of another node, who keeps or needs a copy of it."""
+"""A rank's snapshot on its way to a rank of another node, which keeps or needs a copy of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sent = list[tuple[Any, "Tensor"]]
 
 
 class Exchange:
-    """Sends a snapshot's index and file, or receives them. Whoever waits for one gets something."""
+    """Sends a snapshot's index and file, or receives them. A receiver always gets something."""
 
     def __init__(self, files: NodeFiles, group: ProcessGroup) -> None:
         """Send what is among a node's files to the ranks of a group, and keep what they send."""

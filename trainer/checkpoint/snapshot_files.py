@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NUM_SLOTS = 2
 _ALIGNED_BYTES = 64
 _HASHED_BYTES = 1 << 20
-"""Of each so many a sum goes into a file's hash: ten times as fast as SHA-256 of all of it, and
-nobody forges a run's own memory."""
+"""Of each so many a sum goes into a file's hash: ten times as fast as SHA-256 of all of it, and a
+run's own memory is not forged."""
 
 Key = tuple[int, int]
 """Whose file it is, and in which slot."""

@@ -294,16 +294,8 @@ class Snapshots:
 
     def _together(self, work: Callable[[], None]) -> str:
         """Do it on each rank; return the first rank's problem on all: the disk has a checkpoint."""
-        problem = ""
-        try:
-            work()
-        except UserError:
-            raise
-        except manifest.DamagedError as error:
-            problem = f"rank {self._rank}: {error}"
-        except Exception as error:  # noqa: BLE001 -- the other ranks wait for the outcome
-            problem = f"rank {self._rank}: {short_line(error)}"
-        return self._group.first_problem(problem)
+        problem = _problem_of(work)
+        return self._group.first_problem(problem and f"rank {self._rank}: {problem}")
 
     def _fetch(self, step: int, found: list[dict[tuple[int, int], Key]]) -> None:
         """Bring each rank's file to its node, from one that has it."""
@@ -349,9 +341,13 @@ class Snapshots:
 
 
 def _problem_of(work: Callable[[], None]) -> str:
-    """Do it; return what went wrong."""
+    """Do it; return what went wrong, but for what is the user's, which ends all ranks alike."""
     try:
         work()
+    except UserError:
+        raise
+    except manifest.DamagedError as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001 -- reported, to all ranks
         return short_line(error)
     return ""

@@ -65,7 +65,7 @@ class State:
 
     position: TrainState
     identity: Mapping[str, object]
-    """The options that change the numbers; see trainer/checkpoint/train_state.py."""
+    """The options that change the numbers; see `identity_of`."""
     world_size: int
     """Ranks that wrote it."""
     serial: int

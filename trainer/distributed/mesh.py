@@ -120,7 +120,7 @@ class Mesh:
                 dist.broadcast(tensor, src=0)
 
     def warn(self, text: object) -> None:
-        """Report to whoever reads the log, once for all ranks."""
+        """Write one line to the log, once for all ranks."""
         if self.ranks.is_main:
             warn(text)
 

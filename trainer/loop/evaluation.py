@@ -71,8 +71,7 @@ class Evaluation:
         Loss, what it is to be divided by, right answers, and whether there are such.
         """
         device = self.mesh.device
-        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        num_counted, num_correct = torch.zeros(2, dtype=torch.int64, device=device)
+        loss_sum, num_counted, num_correct = torch.zeros(3, dtype=torch.float64, device=device)
         has_accuracy = False
         share = shard(self.num_samples, self.mesh.dp_rank, self.mesh.layout.dp_size)
         batches = iter(self.test.evaluation(share))

@@ -215,6 +215,7 @@ class Loop:
         components = self._components
         self._check_replicas(self.state.step)  # what differs is never saved
         components.heartbeat.collective(SAVE)
+        self.progress.non_finite.check_weights(self.state.step)
         is_leader = components.mesh.layout.is_stage_leader(components.mesh.ranks.rank)
         with self.progress.ledger.counting("checkpoint_s"):
             tensors = self._run_tensors(with_buffers=is_leader) | self._rank_tensors()

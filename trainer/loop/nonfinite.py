@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from trainer.checkpoint.shards import local_of
 from trainer.data.batches import permutation
 from trainer.errors import RunFailedError
 from trainer.text import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor, nn
 
@@ -129,7 +130,7 @@ class BadSteps:
 
 
 class NonFinitePolicy:
-    """Says what becomes of a run that has met such steps, as --on-nan has it."""
+    """Decides how a run goes on after such steps, as --on-nan has it."""
 
     def __init__(
         self, policy: OnNan, mesh: Mesh, model: nn.Module, plan: BatchPlan, events: EventLog
@@ -191,7 +192,7 @@ class NonFinitePolicy:
                     "have not mended it; lower --lr, or resume from an earlier checkpoint"
                 )
             return "rollback", f"going back to step {saved_step}, and on without these batches"
-        if not self._are_buffers_finite():
+        if not self._are_finite(self._model.buffers()):
             return "stop", (
                 "the model's running statistics are no longer finite either, which leaving a step "
                 "out does not mend; start again with --on-nan rollback"
@@ -249,7 +250,18 @@ class NonFinitePolicy:
         chosen: list[int] = order[places[:_MAX_NUM_SAMPLES]].tolist()
         return chosen
 
-    def _are_buffers_finite(self) -> bool:
-        floats = [b for b in self._model.buffers() if b.is_floating_point()]
-        is_bad = any(not bool(torch.isfinite(buffer).all()) for buffer in floats)
+    def check_weights(self, step: int) -> None:
+        """Raise RunFailedError, on all ranks alike, if an update has carried weights too far."""
+        if not self._are_finite(p for p in self._model.parameters() if p.requires_grad):
+            raise RunFailedError.of(
+                f"the weights after step {step}",
+                rule="be finite",
+                found="some that are not",
+                remedy="lower --lr; nothing was saved from this step",
+            )
+
+    def _are_finite(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether all values of these are finite, on all ranks, which ask together."""
+        floats = [local_of(tensor) for tensor in tensors if tensor.is_floating_point()]
+        is_bad = any(not bool(torch.isfinite(local).all()) for local in floats)
         return self._mesh.max([float(is_bad)]) == [0.0]

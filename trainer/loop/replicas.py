@@ -1,7 +1,7 @@
 """Whether the copies of a model are still copies, to the bit.
 
 Data-parallel copies get the same gradients and make the same updates, so a copy whose weights
-differ was hit by a fault of its GPU, its memory or its network card, of which nothing else tells.
+differ was hit by a fault of its GPU, its memory or its network card, which nothing else reports.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import select
 import signal
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rundir import codes
@@ -60,7 +61,7 @@ class StopRequest:
         os.set_blocking(self._wake_up, False)
         signal.set_wakeup_fd(self._wake_up, warn_on_full_buffer=False)
         # A loader's worker must not wake us with its own signals.
-        os.register_at_fork(after_in_child=_forget_wake_up)
+        os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))
         threading.Thread(target=self._listen, args=(reader,), daemon=True, name="signals").start()
 
     def allow(
@@ -144,10 +145,6 @@ class StopRequest:
         if self._wake_up is not None:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_up, b"\0")
-
-
-def _forget_wake_up() -> None:
-    signal.set_wakeup_fd(-1)
 
 
 def report_too_early(_left_s: float = 0.0) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from rundir import paths
 from rundir.events import finite
 from rundir.text import counted
 from trainer.checkpoint.train_state import TrainState
 from trainer.loop.expected_memory import size_text
+from trainer.telemetry.metrics import figures_of
 from trainer.telemetry.speed import Speed
 
 if TYPE_CHECKING:
@@ -100,8 +102,8 @@ def closing_block(summary: dict[str, Any], run_dir: Path) -> str:
             f"  time         {summary['train_time_s']} s, {', '.join(_speed(summary))}",
             *notes,
             *_best(summary),
-            f"  metrics      {run_dir / 'metrics.jsonl'}",
-            f"  checkpoints  {run_dir / 'checkpoints'}",
+            f"  metrics      {run_dir / paths.METRICS}",
+            f"  checkpoints  {run_dir / paths.CHECKPOINTS}",
         ]
     )
 
@@ -136,16 +138,12 @@ def _speed(summary: Mapping[str, Any]) -> list[str]:
 
 def _measured(summary: Mapping[str, Any]) -> str:
     """Describe how good the model was when last measured."""
-    accuracy, loss = summary["test_accuracy"], summary["test_loss"]
-    if isinstance(accuracy, float):
-        return f"test accuracy {100 * accuracy:.2f} %"
-    if not isinstance(loss, float):
+    figures = {k: v for k, v in summary.items() if k.startswith("test_") and isinstance(v, float)}
+    if "test_accuracy" in figures:
+        figures = {"test_accuracy": figures["test_accuracy"]}
+    elif "test_loss" not in figures:
         return "nothing held out was measured"
-    return "  ".join(
-        f"{name.replace('_', ' ')} {value:.4f}"
-        for name, value in summary.items()
-        if name.startswith("test_") and isinstance(value, float)
-    )
+    return "  ".join(figures_of(figures))
 
 
 def out_of_time(left_s: float, checkpoints: Checkpoints) -> str:

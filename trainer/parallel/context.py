@@ -115,7 +115,7 @@ class _Share:
     ) -> None:
         """Take the ranks, and the number of parts into which sequence parallel splits the stream.
 
-        A stage of a pipeline is handed such a part, with as many fewer positions.
+        A stage of a pipeline receives such a part, with as many fewer positions.
         """
         self._cp, self._cp_rank = group.size(), dist.get_rank(group)
         self._attention = attention

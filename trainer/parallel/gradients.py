@@ -158,7 +158,7 @@ class ShardScaler(GradScaler):
     """fp16's, for shards: agrees with all ranks on whether any of them has found an overflow.
 
     A part that overflows is known to its rank alone: that one would stand still and scale less,
-    while the others went on. torch's own scaler hands all gradients to one kernel, which agrees
+    while the others went on. torch's own scaler gives all gradients to one kernel, which agrees
     along the axes on which the first of them is split: right for fsdp alone, by the order of the
     parameters for two meshes, and an error for tp, where some are DTensors and some are not.
     ShardedGradScaler of torch.distributed.fsdp uses the same kernel.

@@ -54,11 +54,8 @@ def materialise(
 
 def keep_own_part(whole: Tensor, parameter: Tensor) -> None:
     """Copy into a parameter, or this rank's shard of it, its part of the `whole`."""
-    local, offsets = _own_part(parameter)
-    if whole.dim():
-        _copy(whole, 0, local, offsets)
-    else:
-        local.copy_(whole)
+    local, own = _own_part(parameter)
+    local.copy_(whole[own])
 
 
 def _leave(parameter: Tensor, std: float) -> None:
@@ -67,7 +64,7 @@ def _leave(parameter: Tensor, std: float) -> None:
 
 def draw_normal(parameter: Tensor, std: float) -> None:
     """Fill a parameter, or this rank's shard of it, from a normal distribution around 0."""
-    local, offsets = _own_part(parameter)
+    local, (rows, *columns) = _own_part(parameter)
     shape = parameter.shape
     row_numbers = max(1, shape[1:].numel())
     step = max(_GROUP, _BLOCK_NUMBERS // row_numbers // _GROUP * _GROUP)
@@ -77,32 +74,25 @@ def draw_normal(parameter: Tensor, std: float) -> None:
         if (shape[0] - end) * row_numbers < _GROUP:
             end = shape[0]  # too few left for a block of their own
         block = torch.empty(end - begin, *shape[1:]).normal_(std=std)
-        _copy(block, begin, local, offsets)
+        first, last = max(begin, rows.start), min(end, rows.stop)
+        if first < last:
+            part = block[first - begin : last - begin, *columns]
+            local[first - rows.start : last - rows.start].copy_(part)
         begin = end
 
 
-def _own_part(parameter: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Return this rank's shard, and where in the whole it begins."""
+def _own_part(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """Return this rank's shard, and where it lies in the whole."""
     if not hasattr(parameter, "placements"):
-        return parameter, (0,) * parameter.dim()
+        return parameter, tuple(slice(0, size) for size in parameter.shape)
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 -- it is one
     from torch.distributed.tensor._utils import (  # noqa: PLC0415 -- what torch's checkpoints use
         compute_local_shape_and_global_offset,
     )
 
     assert isinstance(parameter, DTensor)  # noqa: S101 -- nothing else has placements
-    _, offsets = compute_local_shape_and_global_offset(
+    sizes, offsets = compute_local_shape_and_global_offset(
         parameter.shape, parameter.device_mesh, parameter.placements
     )
-    return parameter.to_local(), tuple(offsets)
-
-
-def _copy(block: Tensor, begin: int, local: Tensor, offsets: tuple[int, ...]) -> None:
-    """Copy what of `block`, rows from `begin` on, lies in `local`."""
-    first, last = max(begin, offsets[0]), min(begin + len(block), offsets[0] + len(local))
-    if first >= last:
-        return
-    part = block[first - begin : last - begin]
-    for dim in range(1, local.dim()):
-        part = part.narrow(dim, offsets[dim], local.shape[dim])
-    local[first - offsets[0] : last - offsets[0]].copy_(part)
+    places = zip(offsets, sizes, strict=True)
+    return parameter.to_local(), tuple(slice(begin, begin + size) for begin, size in places)

@@ -106,7 +106,7 @@ def apply_axes(  # noqa: PLR0913, PLR0917 -- all that it takes, once
             model, plan.styles, device_mesh["tp"], sequence_parallel=layout.sequence_parallel
         )
     if layout.cp > 1:
-        from trainer.parallel.context import share_sequences  # noqa: PLC0415 -- for those who do
+        from trainer.parallel.context import share_sequences  # noqa: PLC0415 -- for cp only
 
         attention = modules_named(model, plan.attention)
         share_sequences(model, attention, layout, config.cp_comm_type)

@@ -1,10 +1,10 @@
-"""Pipeline parallelism: each rank has some layers, and hands on what they make of a microbatch.
+"""Pipeline parallelism: each rank has some layers, and passes on what they make of a microbatch.
 
 A stage is the model without the modules of the other stages (pipeline_split.py), parallelized over
 the other axes like a whole one; torch.distributed.pipelining runs the microbatches of one optimizer
 step through all stages, in the order of a schedule, and reduces gradients once, behind the last
 one. The loss is computed on the ranks of the last stage; nothing here divides it or a gradient: the
-trainer's own normaliser has done so, for all ranks and microbatches together. Naive model
+trainer's own loss scaling has done so, for all ranks and microbatches together. Naive model
 parallelism, a layer after the other, is gpipe with one microbatch.
 """
 

@@ -58,7 +58,7 @@ class _Child:
             self._stage = message
 
     def close(self, limit_s: float) -> Outcome:
-        """End it, if it has not ended, and say how it did."""
+        """End it, if it has not ended; return how it did."""
         self._process.kill()
         self._process.join(_REAP_S)
         hung = Outcome(problem=f"{self._stage}, for {limit_s:g} s", is_hung=True)

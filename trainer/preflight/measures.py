@@ -27,7 +27,7 @@ _NUM_TIMED = 3
 
 
 class Group(NamedTuple):
-    """Processes that reduce together, and where they meet."""
+    """Processes that reduce together, and the store of their rendezvous."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""Pairs of nodes measure their link, round after round; rank 0 says which, by a store it serves.
+"""Pairs of nodes measure their link, round after round; rank 0 names them, by a store it serves.
 
 Every process of these is a node's own, and has its GPUs measure in processes of theirs.
 """
@@ -41,7 +41,7 @@ class Member(NamedTuple):
 def take_part(
     store: Store, own: Member, world_size: int, table: tuple[Check, ...], measure: Measure
 ) -> list[Measured]:
-    """Measure until rank 0 says that all is known; on rank 0: what was measured."""
+    """Measure until rank 0 reports that all is known; on rank 0: what was measured."""
     store.set(f"member/{own.rank}", json.dumps(own))
     leader = Leader(store, world_size, table) if own.rank == 0 else None
     if leader is None and not own.num_processes:
@@ -82,7 +82,7 @@ class Leader:
         self._pairs: list[tuple[Member, Member]] = []
 
     def begin(self, number: int) -> None:
-        """Say who measures in this round; nobody, if all is known."""
+        """Name the pairs of this round; none, if all is known."""
         picked = pairs.next_round(list(self._members), self.measured, self._ratio)
         self._pairs = [(self._members[first], self._members[second]) for first, second in picked]
         self._store.set(f"round/{number}", json.dumps(self._pairs))

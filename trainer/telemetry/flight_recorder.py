@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch._C import _distributed_c10d as c10d
 
+from rundir.paths import DEBUG
 from trainer.telemetry.profiling import no_trace_is_worth_a_run
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def remember(config: Config, run_dir: Path | None, env: MutableMapping[str, str]
     env["TORCH_FR_BUFFER_SIZE"] = str(config.flight_recorder)
     env.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     if run_dir is not None:
-        env.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{run_dir.absolute()}/debug/{_NAME}")
+        env.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{run_dir.absolute() / DEBUG / _NAME}")
 
 
 class FlightRecorder:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from trainer.telemetry.stragglers import SlowRank
 
-_OPTIONAL = {"grad_norm", "rank_spread_pct"}
-"""Left out of a line where they are not known."""
+_OPTIONAL = {"grad_norm", "rank_spread_pct", "slow_ranks"}
+"""Left out of a line where they are not known, or there are none."""
 _LONGEST_S = 10**13
 """A timedelta holds 10^9 days; a run without an end may ask for more."""
 
@@ -108,7 +108,7 @@ class MetricsFile(Sink):
         rounded = {
             k: round(v, 3) if k.endswith(("_s", "_pct", "_mib")) else v
             for k, v in values.items()
-            if (k != "slow_ranks" or v) and (k not in _OPTIONAL or v is not None)
+            if k not in _OPTIONAL or v not in (None, [])
         }
         head = {"time": time_text(time.time()), "attempt": self._attempt}
         append_line(self._path, head | rounded)
@@ -272,14 +272,21 @@ def _report_loss(name: str, error: OSError) -> None:
         warn(f"no more metrics to {name} in this attempt: {error}")
 
 
+def figures_of(values: Mapping[str, float | None]) -> list[str]:
+    """Describe the figures of a validation that are known, by their names in metrics.jsonl."""
+    return [
+        f"test accuracy {100 * value:.2f} %"
+        if name == "test_accuracy"
+        else f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in values.items()
+        if value is not None
+    ]
+
+
 def validation_line(validation: Validation) -> str:
     """Describe a validation in one line."""
-    figures = [f"test loss {validation.test_loss:.4f}"]
-    if validation.test_accuracy is not None:
-        figures.append(f"test accuracy {100 * validation.test_accuracy:.2f} %")
-    figures += [
-        f"{name.replace('_', ' ')} {value:.4f}" for name, value in validation.derived.items()
-    ]
+    named = {"test_loss": validation.test_loss, "test_accuracy": validation.test_accuracy}
+    figures = figures_of({**named, **validation.derived})
     return (
         f"step {validation.step}  epoch {validation.epoch}  {'  '.join(figures)} "
         f"of {validation.num_samples}"

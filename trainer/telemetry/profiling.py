@@ -48,7 +48,7 @@ def check_device(config: Config, device: torch.device) -> None:
             "--memory-snapshot",
             rule="have a GPU, of whose memory torch keeps a record",
             found=device.type,
-            remedy="leave it out; `memory` in events.jsonl tells what a step took",
+            remedy="leave it out; `memory` in events.jsonl has what a step took",
         )
 
 

@@ -21,7 +21,7 @@ _SLOW_RATIO = 1.5
 _WORTH_PCT = 5.0
 """Of a step: what a slow rank must cost the others. A ratio of microseconds is no finding."""
 _NUM_SUSTAINED = 2
-"""Intervals: what happens in a single one may be anything's doing."""
+"""Intervals: a slow one alone may have any cause."""
 _SAMPLED_FORWARD = 2
 """Which forward of an interval is timed on a GPU, if there are as many: the first one follows a
 wait for the device."""

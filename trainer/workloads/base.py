@@ -39,7 +39,7 @@ class TensorData:
 class UnreadableSampleError(Exception):
     """What a dataset may raise of a sample, in one text: which one, and what is wrong with it.
 
-    Plain, so that a loader's worker can hand it on; the rank reports that text in one line.
+    Plain, so that a loader's worker can pass it on; the rank reports that text in one line.
     """
 
 
@@ -88,7 +88,7 @@ class Workload(ABC):
         return None
 
     def parallel_plan(self) -> ParallelPlan:
-        """Return how the model may be spread; here: only as a whole, by parameters."""
+        """Return how the model may be parallelized; here: as a whole, by parameters."""
         return ParallelPlan()
 
     def build_empty(self) -> nn.Module | None:

@@ -27,6 +27,10 @@ def model_of(workload: Workload) -> nn.Module:
     model: object = workload.build_model()
     if not isinstance(model, nn.Module):
         raise _error(workload, "build_model()", "return a Module", type(model).__name__)
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            rule = "return a Module with a state of tensors alone"
+            raise _error(workload, "build_model()", rule, f"{name}, a {type(value).__name__}")
     return model
 
 
@@ -66,7 +70,12 @@ def _check_data(workload: Workload, method: str, data: object) -> None:
     if not isinstance(data, Sized):
         rule = "be a TensorData or a map-style Dataset, which has a length"
         raise _error(workload, method, rule, f"{type(data).__name__} without one")
-    if isinstance(data, TensorData) and len(data.inputs) != len(data.targets):
+    if not isinstance(data, TensorData):
+        return
+    kinds = [type(one).__name__ for one in (data.inputs, data.targets) if not torch.is_tensor(one)]
+    if kinds:
+        raise _error(workload, method, "have tensors in a TensorData", ", ".join(kinds))
+    if len(data.inputs) != len(data.targets):
         found = f"{counted(len(data.inputs), 'input')} and {counted(len(data.targets), 'target')}"
         raise _error(workload, method, "have as many inputs as targets", found)
 

@@ -80,8 +80,7 @@ class Language(Workload):
     def prepare(self) -> None:
         """Read files of moderate size whole, to see whether they are what was written."""
         if self.config.data_dir and not self.config.mock_tokens:
-            files = [self._open(split) for split in _FILES]
-            for file in files:
+            for file in map(self._open, _FILES):
                 if file is not None and file.row.nbytes <= _MAX_VERIFIED_BYTES:
                     file.verify()
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What a damaged file of JSON ends in."""
 _OUTPUT = "output.weight"
 _NAMES = {
     "tok_embeddings.": "model.embed_tokens.",
@@ -107,7 +109,7 @@ def read_shape(folder: Path) -> LlamaShape:
             is_tied=bool(config.get("tie_word_embeddings", False)),
             max_sequence_length=int(config.get("max_position_embeddings", 2048)),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+    except _WRONG as error:
         raise _error(folder, f"{type(error).__name__}: {error}") from error
 
 
@@ -191,7 +193,7 @@ class StoredWeights:
 
         try:
             yield
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (*_WRONG, SafetensorError) as error:
             raise _error(self._folder, f"{type(error).__name__}: {error}") from error
 
 

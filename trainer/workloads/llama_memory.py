@@ -18,7 +18,7 @@ each projection makes its own copy of its input (5 c D in place of 2 c D); and i
 once, unless fully_shard has gathered it in that type. tp shares out the last two lines, heads and
 channels, and, with sequence parallel, the first two. cp shares out the positions, but for
 keys and values (2 c K) if a rank gathers those of all. A pipeline keeps that for each microbatch
-that is under way; what one stage hands to the next is not counted twice.
+that is under way; what one stage passes to the next is not counted twice.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from trainer.errors import UserError
 from trainer.parallel.plan import ParallelPlan
 
+_MOST_LAYERS = 10_000
+"""A damaged config.json may have more, which would take hours to build."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaShape:
@@ -35,10 +38,12 @@ class LlamaShape:
         """Raise UserError for a number that none can be, or if the heads do not divide."""
         numbers = {name: value for name, value in vars(self).items() if name != "is_tied"}
         for name, value in numbers.items():
-            if not 0 < value < float("inf"):
+            is_endless = name == "num_layers" and value > _MOST_LAYERS
+            if is_endless or not 0 < value < float("inf"):
+                most = f"at most {_MOST_LAYERS:,}"
                 raise UserError(
                     f"a Llama's {name}",
-                    rule="be a finite number above 0",
+                    rule=f"be {most if is_endless else 'a finite number above 0'}",
                     found=value,
                     remedy="correct the shape",
                 )
@@ -111,7 +116,7 @@ def preset(name: str) -> LlamaShape:
     except KeyError:
         raise UserError(
             "--model",
-            rule=f"be one of {', '.join(PRESETS)} for workload lm",
+            rule=f"be one of {', '.join(PRESETS)} for workload lm, or a folder with a Llama",
             found=repr(name),
             remedy="change it",
         ) from None

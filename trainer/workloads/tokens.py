@@ -226,7 +226,7 @@ def open_tokens(path: Path) -> TokenFile:
         ) from error
     except OSError as error:
         raise _error(path, error.strerror) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _error(path, f"{type(error).__name__}: {error}") from error
 
 

@@ -140,6 +140,17 @@ def test_a_pointer_that_cannot_be_moved_ends_nothing(
     assert loaded_step(tmp_path) == 5
 
 
+def test_a_folder_in_the_place_of_a_pointer_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint counts, and so does the last one of a run."""
+    (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
+    assert save(open_folder(tmp_path), 5)
+    reported = "trainer: `latest` stays where it was, not at step 5: Is a directory\n"
+    assert capsys.readouterr().err == reported
+    assert loaded_step(tmp_path) == 5
+
+
 def test_a_damaged_pointer_that_cannot_be_mended_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +232,17 @@ def test_the_last_of_several_that_were_replaced_comes_back(tmp_path: Path) -> No
         (folder / f".step-5{turn}.replaced").mkdir()
     assert loaded_step(tmp_path) == 5
     assert not list(folder.glob(".step-*"))
+
+
+def test_what_is_left_of_a_removed_one_goes_be_it_a_file_or_a_link(tmp_path: Path) -> None:
+    """As where the name of the checkpoint was one; what a link names stays."""
+    save(open_folder(tmp_path), 5)
+    folder = tmp_path / "checkpoints"
+    (folder / ".step-1.removed").write_text("")
+    (folder / ".step-2.removed").symlink_to(folder / "step-5")
+    (folder / ".step-3.1.removed").symlink_to("nothing")
+    assert loaded_step(tmp_path) == 5
+    assert {e.name for e in folder.iterdir()} == {"step-5", "latest"}
 
 
 def test_one_that_was_being_replaced_comes_back(tmp_path: Path) -> None:

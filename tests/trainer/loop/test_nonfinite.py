@@ -203,6 +203,18 @@ def test_no_run_goes_back_to_one_checkpoint_for_ever(
     assert "3 rollbacks in a row" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+def test_weights_that_an_update_carries_too_far_are_not_saved(
+    train: Train, workload: Callable[[str], str], policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No loss shows it yet: the last step is the first."""
+    options = ("--workload", workload("Clean"), *OPTIONS, "--on-nan", policy)
+    code, run = train(*options, "--lr", "1e300", "--max-steps", "1")
+    assert code == 70
+    assert "the weights after step 1 must be finite; found some" in capsys.readouterr().err
+    assert not list((run.path / "checkpoints").iterdir())
+
+
 def test_skipping_does_not_hide_a_run_that_is_lost(
     train: Train, workload: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -251,6 +251,19 @@ def test_a_model_is_evaluated_in_the_memory_that_a_few_samples_take(
     assert sizes == [8]
 
 
+def test_a_loss_that_is_no_number_is_null_for_programs(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in metrics.jsonl: JSON has no word for it."""
+    _, run = train(*QUICK, "--max-steps", "1", "--optimizer", "sgd", "--lr", "1e30")
+    found = []
+    for main in (evaluate.main, inspect.main):
+        capsys.readouterr()
+        assert command.run(main, [str(run.path), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out, parse_constant=pytest.fail))
+    assert (found[0]["test_loss"], found[1]["position"]["last_test_loss"]) == (None, None)
+
+
 def test_a_profile_and_tensorboard_when_asked(train: Train) -> None:
     """A trace of the chosen steps, and the curves."""
     code, run = train(*QUICK, "--max-steps", "6", "--profile-steps", "3:4", "--tensorboard")

@@ -37,6 +37,9 @@ class Odd(torch.utils.data.Dataset):
     def __len__(self): return 16
     def __getitem__(self, index): return self.sample
 
+class Stateful(torch.nn.Linear):
+    def get_extra_state(self): return {}
+
 class Wrong(Line):
 """
 FEW = ("--workload", "own_line:Wrong", "--global-batch-size", "8", "--max-steps", "2")
@@ -61,6 +64,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ob
             "train_data(self): return TensorData(inputs=torch.ones(8, 1), targets=torch.ones(9))",
             "must have as many inputs as targets; found 8 inputs and 9 targets",
         ),
+        (
+            "train_data(self): return TensorData(inputs=[[1.0]] * 16, targets=torch.ones(16))",
+            "train_data() of the workload Wrong must have tensors in a TensorData; found list;",
+        ),
         ("train_data(self): return Odd((0, 0, 0))", "found batches of Tensor, Tensor, Tensor"),
         ("train_data(self): return Odd({'x': 0})", "found batches of dict"),
         ("train_data(self): return Odd(('a', 0))", "found batches of tuple, Tensor"),
@@ -69,6 +76,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ob
         ("build_model(self): torch.nn.Linear(1, 1)", "must return a Module; found NoneType"),
         ("loss(self, o, t): return o.detach().mean()", "one that no gradient flows through"),
         ("build_model(self): return torch.nn.Identity()", "one that no gradient flows through"),
+        (
+            "build_model(self): return Stateful(1, 1)",
+            "must return a Module with a state of tensors alone; found _extra_state, a dict",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_one_line(
@@ -81,6 +92,15 @@ def test_what_cannot_be_used_is_one_line(
     assert code == 64
     assert message in err
     assert "Traceback" not in err
+
+
+def test_what_is_right_may_be_counted_in_fractions(
+    train: Train, write: Callable[[str], object], capfd: Any
+) -> None:
+    """As by a mean over a mask, or by a sum of floats."""
+    write("num_correct(self, o, t): return (t > 0).float().sum()")
+    code, _ = train(*FEW)
+    assert (code, "test accuracy 100.00 %" in capfd.readouterr().out) == (0, True)
 
 
 def test_who_calls_exit_has_not_finished(

@@ -62,6 +62,8 @@ def test_a_wrong_name_or_shape_is_an_error() -> None:
     """It lists the names; heads must divide."""
     with pytest.raises(UserError, match=r"--model must be one of toy, .*llama3-8b .*'gpt'"):
         preset("gpt")
+    with pytest.raises(UserError, match="or a folder with a Llama; found 'moved/m'"):
+        preset("moved/m")
     assert preset("") is PRESETS["toy"]
     for wrong in ({"num_heads": 5}, {"num_kv_heads": 3}, {"num_heads": 32, "num_kv_heads": 32}):
         with pytest.raises(UserError, match="heads"):

@@ -102,6 +102,7 @@ def test_weights_in_several_files_are_found(tmp_path: Path) -> None:
         {"hidden_size": 0, "head_dim": None},
         {"num_hidden_layers": 0},
         {"num_hidden_layers": -1},
+        {"num_hidden_layers": 10**9},
         {"intermediate_size": 0},
         {"max_position_embeddings": 0},
         {"rms_norm_eps": float("nan")},
@@ -116,6 +117,16 @@ def test_what_would_compute_something_else_is_refused(
     with pytest.raises(UserError) as caught:
         Language(Config(workload="lm", model=str(tmp_path / "m"), mock_tokens=9)).check()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"num_attention_heads": 4'])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_damaged_file_of_json_is_one_line(tmp_path: Path, name: str, text: str) -> None:
+    """Cut, of something else, or nested without an end."""
+    write(tmp_path / "m")
+    (tmp_path / "m" / name).write_text(text)
+    with pytest.raises(UserError, match="must be a Llama of Hugging Face's layout"):
+        StoredWeights(tmp_path / "m", read_shape(tmp_path / "m"))
 
 
 def test_a_vocabulary_too_small_for_bytes_needs_data(tmp_path: Path) -> None:
