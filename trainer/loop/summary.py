@@ -142,7 +142,8 @@ def _measured(summary: Mapping[str, Any]) -> str:
     if "test_accuracy" in figures:
         figures = {"test_accuracy": figures["test_accuracy"]}
     elif "test_loss" not in figures:
-        return "nothing held out was measured"
+        is_measured = summary["num_validations_without_gain"]
+        return "a test loss not finite" if is_measured else "nothing held out was measured"
     return "  ".join(figures_of(figures))
 
 

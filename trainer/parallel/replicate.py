@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def replicate(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return the model with its gradients averaged over all ranks."""
+    """Return the model with its gradients averaged over all ranks; as it is, if it has none."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model  # which DistributedDataParallel refuses; the check of the loss names it
     # It warns of strides that mean nothing, too: of a dimension of one, as gray images have.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     parallel = DistributedDataParallel(
@@ -52,8 +54,6 @@ def settle_buckets(model: DistributedDataParallel) -> None:
     """
     module = model.module
     parameters = [p for p in module.parameters() if p.requires_grad]
-    if not parameters:
-        return
     model.module = _Touch(parameters)
     model.require_forward_param_sync = False  # it has none of the model's buffers to send
     try:

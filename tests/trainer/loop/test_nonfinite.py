@@ -72,6 +72,12 @@ _WORKLOADS = """
             self.calls = getattr(self, "calls", 0) + 1
             return super().loss(outputs, targets) * (math.nan if self.calls > 12 else 1)
 
+    class HeldOut(Line):
+        '''Only what is held out has a loss that is not finite.'''
+        bad = None
+        def test_data(self):
+            return TensorData(inputs=torch.ones(8, 2), targets=torch.full((8,), math.inf))
+
     class Norm(Line):
         def build_model(self):
             return torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
@@ -213,6 +219,15 @@ def test_weights_that_an_update_carries_too_far_are_not_saved(
     assert code == 70
     assert "the weights after step 1 must be finite; found some" in capsys.readouterr().err
     assert not list((run.path / "checkpoints").iterdir())
+
+
+def test_a_validation_that_is_not_finite_is_called_that(
+    train: Train, workload: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no best one, and ends nothing; nor was nothing measured."""
+    code, run = train("--workload", workload("HeldOut"), *OPTIONS, "--max-steps", "2")
+    assert (code, run.summary()["best_step"]) == (0, None)
+    assert "FINISHED  a test loss not finite\n" in capsys.readouterr().out
 
 
 def test_skipping_does_not_hide_a_run_that_is_lost(

@@ -71,3 +71,9 @@ def test_on_a_gpu_it_begins_and_trains(
             assert model.device_ids == [0]
         losses.append(steps(model, num_microbatches))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_a_model_without_gradients_stays_what_it_is() -> None:
+    """As with one rank, where the check of the loss names what it lacks."""
+    model = nn.Identity()
+    assert replicating.replicate(model, torch.device("cpu")) is model
