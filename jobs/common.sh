@@ -33,7 +33,7 @@ help_if_asked() {
 split_words() {
     options=() words=()
     while (($#)) && [[ $1 != -- ]]; do
-        # What a script tells its jobs travels in the environment.
+        # Settings travel to the jobs in the environment.
         [[ $1 != --export=* && $1 != --export ]] ||
             die "--export must be left away, because the jobs' settings travel in the environment; found $1; export what they need before"
         options+=("$1")
