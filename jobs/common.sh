@@ -55,3 +55,12 @@ make_out() {
     mkdir -p -- "$OUT" 2>/dev/null && [[ -w $OUT ]] ||
         die "DDP_OUT must be a directory you can write to; found $OUT is not; set it to another one"
 }
+
+# quote_words WORD...: for sh, which has no $'…'.
+quote_words() {
+    local word separator=''
+    for word in "$@"; do
+        printf "%s'%s'" "$separator" "${word//\'/\'\\\'\'}"
+        separator=' '
+    done
+}
