@@ -35,21 +35,16 @@ readonly MAX_LENGTH=4095
 # shellcheck disable=SC2016 # for the user's shell
 readonly AS_OPTIONS='eval "sbatch $(container/pyxis_env.sh --options) --container-image=./ddp.sqsh jobs/prelaunch.sh"'
 
-# quoted VALUE: as any shell of Bourne's family reads it.
-quoted() {
-    printf "'%s'" "${1//\'/\'\\\'\'}"
-}
-
 # option NAME VALUE: prints Pyxis's option --container-NAME in the form that was asked for.
 option() {
     local name=${1^^}
     case $FORM in
-        options) printf -- '--container-%s=%s ' "$1" "$(quoted "$2")" ;;
-        step) printf 'export SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_%s=%s\n' "$1" "$(quoted "$2")" ;;
+        options) printf -- '--container-%s=%s ' "$1" "$(quote_words "$2")" ;;
+        step) printf 'export SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_%s=%s\n' "$1" "$(quote_words "$2")" ;;
         *)
             ((${#2} <= MAX_LENGTH)) ||
                 die "PYXIS_CONTAINER_$name must be at most $MAX_LENGTH characters for Pyxis to read it; found ${#2}; $AS_OPTIONS"
-            printf 'export PYXIS_CONTAINER_%s=%s\n' "$name" "$(quoted "$2")"
+            printf 'export PYXIS_CONTAINER_%s=%s\n' "$name" "$(quote_words "$2")"
             ;;
     esac
 }
@@ -146,10 +141,10 @@ main() {
 lines() {
     local value
     if [[ $FORM != options ]]; then
-        printf 'export DDP_OUT=%s\n' "$(quoted "$OUT")"
+        printf 'export DDP_OUT=%s\n' "$(quote_words "$OUT")"
         # What the host knows of its Pyxis, for a batch script in a container.
         value=$(pyxis_plugin 2>/dev/null | cut -d ' ' -f 2-) || value=
-        printf 'export DDP_PYXIS=%s\n' "$(quoted "$value")"
+        printf 'export DDP_PYXIS=%s\n' "$(quote_words "$value")"
     fi
     value=$(mounts)
     option mounts "$value"

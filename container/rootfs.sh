@@ -88,15 +88,6 @@ rootfs_write_rc() {
     printf 'else\n    exec %s %s\nfi\n' "$words" "$(quote_words "${command[@]}")"
 }
 
-# quote_words WORD...: for sh, which has no $'…'.
-quote_words() {
-    local word separator=''
-    for word in "$@"; do
-        printf "%s'%s'" "$separator" "${word//\'/\'\\\'\'}"
-        separator=' '
-    done
-}
-
 # rootfs_make_directory ROOTFS PATH: never through a link, which would lead out of the root.
 rootfs_make_directory() {
     local path=$1 parts=() part

@@ -103,7 +103,7 @@ def refuse_other_launchers(environ: Mapping[str, str]) -> None:
     """Refuse to be one of several that train alone. Raises UsageError.
 
     torchrun, Kubernetes, mpirun and SageMaker start this script once a rank, a pod or a host, and
-    tell it of the others: nobody would notice.
+    name the others in its environment: nobody would notice.
     """
     outside = "" if environ.get("SLURM_JOB_ID") else "no Slurm job and "
     for name in (

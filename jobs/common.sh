@@ -33,7 +33,7 @@ help_if_asked() {
 split_words() {
     options=() words=()
     while (($#)) && [[ $1 != -- ]]; do
-        # What a script tells its jobs travels in the environment.
+        # Settings travel to the jobs in the environment.
         [[ $1 != --export=* && $1 != --export ]] ||
             die "--export must be left away, because the jobs' settings travel in the environment; found $1; export what they need before"
         options+=("$1")
@@ -54,4 +54,13 @@ resolve_out() {
 make_out() {
     mkdir -p -- "$OUT" 2>/dev/null && [[ -w $OUT ]] ||
         die "DDP_OUT must be a directory you can write to; found $OUT is not; set it to another one"
+}
+
+# quote_words WORD...: for sh, which has no $'…'.
+quote_words() {
+    local word separator=''
+    for word in "$@"; do
+        printf "%s'%s'" "$separator" "${word//\'/\'\\\'\'}"
+        separator=' '
+    done
 }

@@ -32,7 +32,7 @@ class UsageError(Exception):
 
 
 class Exit(Exception):  # noqa: N818 -- the program's end, and not always an error
-    """The program ends with a code; what there was to say has been said."""
+    """The program ends with a code; what there was to report is reported."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

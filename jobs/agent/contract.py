@@ -109,7 +109,7 @@ def _from_own_step(env: dict[str, str]) -> Contract:
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}",
         "PET_RDZV_ID": env["DDP_LAUNCH_ID"],
-        # The store that it else shares is told to those alone who were there in the first round:
+        # The store that it else shares is announced in the first round only:
         # with torch 2.13 one that joins later waits for its address until all give up.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }

@@ -86,7 +86,7 @@ def sweep(launch_id: str, fresh: str, memory: str = MEMORY) -> None:
     """Remove what agents of other jobs left that were killed together with their monitors.
 
     And snapshots of other jobs: those of this one, `launch_id`, are for this start.
-    Their age is told by `fresh`, a directory just made: this process's clock may be off.
+    Their age is measured by `fresh`, a directory just made: this process's clock may be off.
     """
     own, prefixes = paths.snapshots_prefix(launch_id), ("ddp.", paths.SNAPSHOTS)
     names = [n for n in names_in(memory) if n.startswith(prefixes) and not n.startswith(own)]

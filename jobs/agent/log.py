@@ -38,7 +38,7 @@ class LogFollower:
     def start(self) -> None:
         """Follow it while the loop runs."""
         if self._inotify is not None:
-            with suppress(OSError):  # before the file: what comes later is told again
+            with suppress(OSError):  # before the file: what comes later is reported again
                 os.read(self._inotify, _READ_BYTES)
         if self._copy() and self._inotify is not None:
             self._loop.watch(self._inotify, self._on_growth)

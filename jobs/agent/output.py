@@ -1,4 +1,4 @@
-"""Standard output of an agent: a thread writes it, because whoever reads it may stop reading."""
+"""Standard output of an agent: a thread writes it, because its reader may stop."""
 
 from __future__ import annotations
 

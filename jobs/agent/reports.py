@@ -2,7 +2,7 @@
 
 Up the agent's standard output where a supervisor reads it, else to the run's log of events itself.
 What may not arrive, because the job is ending or nobody reads any more, is kept in the node's own
-file as well: whoever reads both finds the same line once.
+file as well: readers of both take the same line once.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Task:
 
         Args:
             environ: its environment, but for what is added to it before it starts.
-            name: tells it from the launch's others: its rank, or its node.
+            name: its own among those of the launch: its rank, or its node.
             log: what it writes goes to this file.
             loop: runs meanwhile.
             adopts_orphans: every child of this process is the command's, or in `children`.
@@ -62,11 +62,11 @@ class Task:
         self.log_offset = os.fstat(self.log_fd).st_size
         self.child: Child | None = None
         self.children: list[Child] = []
-        """This command, and whoever else is to be reaped."""
+        """This command, and what else is to be reaped."""
         self.is_requested = False
-        """It was told to end; without a handler for SIGUSR1 it was not, and failed by itself."""
+        """It was asked to end; without a handler for SIGUSR1 it was not, and failed by itself."""
         self.is_ending = False
-        """This agent was told to end: whoever reads what it reports may be gone soon."""
+        """This agent was asked to end: the reader of its reports may be gone soon."""
         self.on_ask: Callable[[], object] = lambda: None
         """Called when the node's watchdog is asked for a report."""
         self._adopts_orphans = adopts_orphans
@@ -188,8 +188,8 @@ class Task:
     def _request_checkpoint(self, number: int) -> None:
         """Pass SIGUSR1 on.
 
-        It ends a program that has no handler for it, so only those that have one are told, and a
-        program that is still starting is told as soon as it has one.
+        It ends a program that has no handler for it, so only those that have one get it, and a
+        program that is still starting gets it as soon as it has one.
         """
         if self.child is None or self.child.code is not None or number != self._num_requests:
             return
@@ -221,7 +221,7 @@ def rank_id(environ: Mapping[str, str], name: str) -> str:
 
 
 def has_failed(run_dir: RunDir, attempt: int) -> bool:
-    """Whether a rank of this attempt hangs, or has failed without being told to end.
+    """Whether a rank of this attempt hangs, or has failed without being asked to end.
 
     Code 75 is no failure: the others may still be writing their checkpoint.
     """

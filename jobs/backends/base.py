@@ -1,4 +1,4 @@
-"""What every way to start ranks offers to the supervisor, and what it is told of the job.
+"""What every way to start ranks offers to the supervisor, and what it knows of the job.
 
 A new one is a file beside this one and a line in `jobs/backends/registry.py`; its tests subclass
 `Conformance` in tests/jobs/test_backends.py.

@@ -67,11 +67,11 @@ def requeue(slurm: Slurm, exclude: Sequence[str], comment: str, *, is_done: bool
 
     """
     if not is_done:
-        said = slurm.try_to("scontrol", "requeue", slurm.name)
+        complaint = slurm.try_to("scontrol", "requeue", slurm.name)
         # Where a node died, Slurm may requeue the job in this very second and refuse ours.
-        if said and fate(slurm.job_info() or "", slurm.restart_count) != "requeued":
+        if complaint and fate(slurm.job_info() or "", slurm.restart_count) != "requeued":
             info(
-                f"the requeue of job {slurm.name} was refused ({one_line(said)}): submitting a"
+                f"the requeue of job {slurm.name} was refused ({one_line(complaint)}): submitting a"
                 " successor"
             )
             return False
@@ -79,9 +79,9 @@ def requeue(slurm: Slurm, exclude: Sequence[str], comment: str, *, is_done: bool
         _exclude(slurm, exclude)
     if comment:
         text = with_reason(path_field(slurm.job_info() or "", "Comment"), comment)
-        said = slurm.try_to("scontrol", "update", f"JobId={slurm.name}", f"Comment={text}")
-        if said:
-            info(f"job {slurm.name} keeps its comment ({one_line(said)}): {comment}")
+        complaint = slurm.try_to("scontrol", "update", f"JobId={slurm.name}", f"Comment={text}")
+        if complaint:
+            info(f"job {slurm.name} keeps its comment ({one_line(complaint)}): {comment}")
     return True
 
 
@@ -97,11 +97,11 @@ def _exclude(slurm: Slurm, nodes: Sequence[str]) -> None:
 
     A node that the user asked for by name stays: without it the job would never start.
     """
-    told, shown = slurm.job_info() or "", " ".join(nodes)
-    if field(told, "ReqNodeList"):
+    job, shown = slurm.job_info() or "", " ".join(nodes)
+    if field(job, "ReqNodeList"):
         info(f"job {slurm.name} may get {shown} again: it asks for nodes by name")
         return
-    listed = ",".join(filter(None, [field(told, "ExcNodeList"), *nodes]))
+    listed = ",".join(filter(None, [field(job, "ExcNodeList"), *nodes]))
     words = ("scontrol", "update", f"JobId={slurm.name}", f"ExcNodeList={listed}")
     if slurm.try_to(*words):
         info(f"job {slurm.name} may get {shown} again: Slurm does not take it out")
@@ -133,20 +133,20 @@ def successor_environ(successor: Successor) -> dict[str, str]:
     return {**kept, **successor.run}
 
 
-def successor_options(slurm: Slurm, told: str, successor: Successor) -> list[str]:
-    """The options of sbatch for a job like the one that `scontrol show job` told."""
+def successor_options(slurm: Slurm, job: str, successor: Successor) -> list[str]:
+    """The options of sbatch for a job like the one that `scontrol show job` shows."""
     environ, name = slurm.environ, slurm.environ.get("SLURM_JOB_NAME") or "ddp"
     options = [f"--dependency=afterany:{slurm.name}", f"--job-name={name}", "--open-mode=append"]
     options.append(f"--nodes={successor.num_nodes}")
-    if field(told, "Requeue") == "0":
+    if field(job, "Requeue") == "0":
         options.append("--no-requeue")
-    options += _resources(told)
+    options += _resources(job)
     for variable, option in _pairs(_VARIABLES):
         if environ.get(variable):
             options.append(f"{option}={environ[variable]}")
-    options += _nodes(told, successor)
+    options += _nodes(job, successor)
     for key, option in _pairs(_PATHS):
-        value = path_field(told, key)
+        value = path_field(job, key)
         if key == "Comment" and successor.comment:
             value = with_reason(value, successor.comment)
         if value and value != "(null)":
@@ -159,9 +159,9 @@ def _pairs(table: str) -> list[tuple[str, str]]:
     return [(name, option) for name, _, option in pairs]
 
 
-def _resources(told: str) -> Iterator[str]:
+def _resources(job: str) -> Iterator[str]:
     for name, option in _pairs(_FIELDS):
-        value = field(told, name)
+        value = field(job, name)
         if "Tres" in name:
             value = tres(name, value)
         if name == "WCKey":  # an asterisk marks a key that Slurm chose itself
@@ -169,21 +169,21 @@ def _resources(told: str) -> Iterator[str]:
         if value and value != "0":
             yield f"{option}={value}"
     # 0 is all memory of a node; beside --mem-per-gpu it stands for nothing.
-    if field(told, "MinMemoryNode") == "0" and not field(told, "MemPerTres"):
+    if field(job, "MinMemoryNode") == "0" and not field(job, "MemPerTres"):
         yield "--mem=0"
 
 
-def _nodes(told: str, successor: Successor) -> Iterator[str]:
-    exclusive = field(told, "Exclusive")
+def _nodes(job: str, successor: Successor) -> Iterator[str]:
+    exclusive = field(job, "Exclusive")
     # From 26.05 on OverSubscribe=NO holds for every job.
-    if exclusive == "NODE" or (not exclusive and field(told, "OverSubscribe") == "NO"):
+    if exclusive == "NODE" or (not exclusive and field(job, "OverSubscribe") == "NO"):
         yield "--exclusive"
     if successor.is_no_kill:
         yield "--no-kill"
-    wanted = field(told, "ReqNodeList")
+    wanted = field(job, "ReqNodeList")
     if wanted and not successor.exclude:
         yield f"--nodelist={wanted}"
-    excluded = ",".join(filter(None, [field(told, "ExcNodeList"), *successor.exclude]))
+    excluded = ",".join(filter(None, [field(job, "ExcNodeList"), *successor.exclude]))
     if excluded:
         yield f"--exclude={excluded}"
 

@@ -2,7 +2,7 @@
 
 Seen with Slurm 22.05: `scontrol requeue` works on a running job, and on one that is completing
 after its time limit or a preemption by cancelling; it is refused where Requeue=0; and it brings
-back a job that was cancelled, too, which therefore must be told from the others.
+back a job that was cancelled, too, which therefore must be distinguished from the others.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Slurm:
     def check(self) -> None:
         """What we reckon with must be what Slurm sets. Raises UsageError.
 
-        Half an environment, copied from elsewhere, is told at once.
+        Half an environment, copied from elsewhere, is refused at once.
         """
         for name in _NUMBERS.split():
             value = self.environ.get(name) or "1"
@@ -127,8 +127,8 @@ class Slurm:
         which salloc starts its shell where a site has it so.
         """
         is_own = self.step in ("", INTERACTIVE_STEP)
-        told = number(self.environ, "SLURM_NTASKS") if is_own else 0
-        return told or self.num_nodes * (number(self.environ, "SLURM_NTASKS_PER_NODE") or 1)
+        num_tasks = number(self.environ, "SLURM_NTASKS") if is_own else 0
+        return num_tasks or self.num_nodes * (number(self.environ, "SLURM_NTASKS_PER_NODE") or 1)
 
     @property
     def num_tasks_in_place(self) -> int:
@@ -156,8 +156,8 @@ class Slurm:
         salloc's shell on a login node has only the list of its nodes, such as 72(x2),36.
         """
         names = ("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
-        told = next(filter(None, map(self.environ.get, names)), "")
-        found = re.match("[0-9]{1,9}", told)
+        listed = next(filter(None, map(self.environ.get, names)), "")
+        found = re.match("[0-9]{1,9}", listed)
         return int(found[0]) if found else 0
 
     # ---- the programs ------------------------------------------------------------------------
@@ -343,8 +343,8 @@ def forget_outer_job(environ: dict[str, str], *, is_batch_script: bool) -> None:
     if not environ.get("SLURM_JOB_ID") or not is_batch_script:
         return
     _drop(environ, ["SLURM_STEPID"], "SLURM_STEP_", "SLURM_PTY_")
-    told = Slurm(environ).ask("scontrol", "--oneliner", "show", "job", environ["SLURM_JOB_ID"])
-    lines = (told or "").splitlines()
+    job = Slurm(environ).ask("scontrol", "--oneliner", "show", "job", environ["SLURM_JOB_ID"])
+    lines = (job or "").splitlines()
     if not lines:
         return
     if " ArrayJobId=" not in lines[-1]:

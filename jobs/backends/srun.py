@@ -161,7 +161,7 @@ class Srun(Backend):
         return environ
 
     def end(self, step_id: int | None) -> bool:
-        """Let Slurm tell the ranks.
+        """Let Slurm signal the ranks.
 
         An srun that gets SIGTERM has its tasks killed at once, and what they trained since the last
         checkpoint is lost.

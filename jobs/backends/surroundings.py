@@ -13,7 +13,7 @@ from rundir import codes
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 _OF_AN_AGENT = ("DDP_NODE", "DDP_PREFLIGHT_STEP", "DDP_STANDBY", "DDP_TASK_RANK")
 _ENROOT = "/etc/rc"
-"""By it Enroot starts every container, whoever's the image is; no machine of today has one."""
+"""By it Enroot starts every container, of any image; no machine of today has one."""
 
 
 def look_around(root: str, script: str, words: list[str], environ: dict[str, str]) -> Surroundings:
@@ -26,7 +26,7 @@ def look_around(root: str, script: str, words: list[str], environ: dict[str, str
     # our image says where it keeps the project, as Docker starts it, too.
     home = environ.get("DDP_HOME")
     in_image = bool(home) and os.path.isdir(f"{home}/jobs")
-    told = client.job_info() if client.job_id and client.is_installed() else None
+    job = client.job_info() if client.job_id and client.is_installed() else None
     return Surroundings(
         root=root,
         script=script,
@@ -41,8 +41,8 @@ def look_around(root: str, script: str, words: list[str], environ: dict[str, str
         or in_image
         or os.path.exists(_ENROOT),
         is_interactive=client.is_interactive,
-        has_client=told is not None,
-        info=told or "",
+        has_client=job is not None,
+        info=job or "",
         num_nodes=client.num_nodes,
     )
 
@@ -81,7 +81,7 @@ def forget_hooks(environ: dict[str, str]) -> None:
 
     In an image with PYTORCH_VERSION, as NVIDIA's are, Pyxis makes the batch script a rank, and
     Enroot's hook for it chooses a port that nobody has probed. A rank may submit this job, and
-    what its supervisor tells an agent would have every rank of this one do something else.
+    what its supervisor sets for an agent would have every rank of this one do something else.
     """
     for name in (*_OF_A_RANK, *_OF_AN_AGENT):
         environ.pop(name, None)

@@ -70,7 +70,7 @@ class Attempts:
         return None
 
     def _report_lost_script(self, start: history.Unreported | None) -> None:
-        """When the script's own node dies nobody tells: the next start does, if Slurm knows."""
+        """Report that the last start's own node died: it could not, and Slurm may know."""
         here = self._plan.here
         how = end_of_script(start, self._plan.backend, here.slurm) if here.has_client else None
         if start is not None and how:

@@ -65,7 +65,7 @@ def find(
         events: Its own.
         past: What the attempts before it leave.
         is_stopped: Whether somebody asked the job to stop.
-        num_nodes: Of the attempt: on a single one nothing tells a node's fault from a program's.
+        num_nodes: Of the attempt: on a single one a node's fault looks like a program's.
 
     """
     has_failed = failure.code not in (codes.FINISHED, codes.STOPPED, codes.USAGE)
@@ -99,7 +99,7 @@ def within_limit(
         num_nodes: Of the job, all of them.
 
     Returns:
-        The nodes that leave, and what is to be said of those that do not.
+        The nodes that leave, and what is to be reported of those that do not.
 
     """
     new = {one.node: one for one in reversed(bad) if one.node not in before}

@@ -111,7 +111,7 @@ class Closing:
         self._now.loop.turn(0)  # a signal that has just arrived is known from here on
         events, limits, code = self._journal.reports.events, self._job.limits, ran.code
         if self._plan.is_elastic and code == codes.FINISHED:
-            found = classify(events, code=code)  # whoever left on the way
+            found = classify(events, code=code)  # whichever node left on the way
             return self._ended(found, ran)
         suspected = failure.suspected_nodes(events)
         if limits.min_nodes and code != codes.FINISHED:  # it came back, and was lost again

@@ -53,7 +53,7 @@ class Decision(NamedTuple):
     fate: str = "unknown"
     """What Slurm has in mind with the job, as far as it was asked."""
     comment: str = ""
-    """Why nodes have left the job, for whoever looks at it in the queue."""
+    """Why nodes have left the job, for a reader of the queue."""
 
     @property
     def cause(self) -> str | None:
@@ -121,8 +121,8 @@ class _Case:
 
     def _as(self, kind: str, reason: str, more: str = "", delay_s: int = 0) -> Decision:
         end = self.end
-        told = message_of(self.job, end) if end.has_begun else ""
-        text = "; ".join(part for part in (told, message_of_bad(end.bad), reason, more) if part)
+        what = message_of(self.job, end) if end.has_begun else ""
+        text = "; ".join(part for part in (what, message_of_bad(end.bad), reason, more) if part)
         return Decision(
             kind,
             reason,
@@ -230,8 +230,8 @@ class _Case:
     def _can_do_without(self) -> bool:
         """Whether the run goes on in this allocation.
 
-        Without --no-kill Slurm ends the job of a lost node, and nobody has said that fewer nodes
-        will do; a spare one always does in place of a bad one.
+        Without --no-kill Slurm ends the job of a lost node, and the user has not allowed
+        fewer; a spare one always does in place of a bad one.
         """
         needs_no_kill = self.end.lost or self._num_left < self.end.layout.num_nodes
         may = self.job.limits.is_no_kill or not needs_no_kill

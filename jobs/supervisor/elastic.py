@@ -41,7 +41,7 @@ class Returns:
         loop: Where time passes.
         backend: Knows whether a node is back.
         step: Is asked to stop.
-        journal: Knows how far the step is, and is told of the nodes.
+        journal: Knows how far the step is, and records the nodes.
         job: Says how many nodes the run may have; does nothing unless it is elastic.
         interval_s: How often to look.
         lost: The nodes to look for.

@@ -139,11 +139,11 @@ def message_of_bad(bad: Sequence[BadNode]) -> str:
 
 def _of_rank(job: Job, end: Ending, rank: End) -> str:
     log = f"its log: {RunDir(job.run_dir).rank_log(rank.rank or 0)}"
-    told = f"rank {rank.rank} on {rank.node} {codes.describe(end.code)}"
+    ended = f"rank {rank.rank} on {rank.node} {codes.describe(end.code)}"
     if _is_asked(end):
-        return f"stopped on request (SIG{end.stop_signal}); {told}; {log}"
+        return f"stopped on request (SIG{end.stop_signal}); {ended}; {log}"
     why = f": {end.failure.why}" if end.failure.why else ""
-    return f"{told}{why}; {log}"
+    return f"{ended}{why}; {log}"
 
 
 def _of_all(end: Ending) -> str:

@@ -1,6 +1,6 @@
 """A command of the user's own: it must be there, and bring no launcher such as torchrun.
 
-Each of our ranks would run that once, and unless it is told of the others, each would train alone
+Each of our ranks would run that once, and without options for the others each would train alone
 and nobody would notice.
 """
 
@@ -28,7 +28,7 @@ class Launcher(NamedTuple):
     instead: str
     """What to write in its place."""
     options: tuple[str, ...] = ()
-    """By which it learns that it is one of several, all of them; none: it cannot be told."""
+    """By which it learns that it is one of several, all of them; none: it cannot learn it."""
     variable: str = ""
     """Of the environment, in place of the options."""
     starts_none_without_gpus: bool = False
@@ -168,7 +168,7 @@ def _last_command(text: str) -> list[str]:
                 commands.append([])
             else:
                 commands[-1].append(word)
-    except ValueError:  # a quote without its end, of which the shell will tell
+    except ValueError:  # a quote without its end, which the shell will report
         return []
     commands = [words for words in commands if words]
     if all(_PREPARE.fullmatch(words[0]) or "=" in words[0] for words in commands[:-1]):
@@ -187,13 +187,13 @@ def is_elastic(command: Sequence[str], environ: Mapping[str, str]) -> bool:
 def check_launcher(
     command: Sequence[str], world_size: int, environ: Mapping[str, str], *, has_gpus: bool
 ) -> None:
-    """Refuse a launcher that is not told of the other ranks. Raises UsageError."""
+    """Refuse a launcher without options for the other ranks. Raises UsageError."""
     words = _unwrap(list(command))
     name = _name(words)
     if name is None or world_size == 1:
         return
     known = LAUNCHERS[name]
-    if _is_told(words, known, environ):
+    if _knows_others(words, known, environ):
         return
     remedy = f"leave {name} and its options away ({known.instead})"
     if known.starts_none_without_gpus and not has_gpus:
@@ -211,7 +211,7 @@ def check_launcher(
     )
 
 
-def _is_told(words: list[str], known: Launcher, environ: Mapping[str, str]) -> bool:
+def _knows_others(words: list[str], known: Launcher, environ: Mapping[str, str]) -> bool:
     """Whether all its options are there, and none says that it is the only one."""
     values = [_option(words, option) or environ.get(known.variable) for option in known.options]
     return bool(values) and not {None, "", "1", "1:1"}.intersection(values)

@@ -59,7 +59,7 @@ class Guard:
         loop: Where time passes.
         backend: Knows whether a node is lost.
         step: Is ended.
-        journal: Knows which ranks are up, and is told of a lost node.
+        journal: Knows which ranks are up, and records a lost node.
         traces: Where nodes leave traces.
         nodes: Of the step, but this one.
         hang: Gives the verdict on ranks that hang.

@@ -65,7 +65,7 @@ class HangWatch:
     def is_time_to_ask(self) -> bool:
         """Whether the nodes are to be asked for reports: only those with a suspicion give any.
 
-        They are asked as long as there is no verdict: one that hears nothing decides by itself.
+        They are asked as long as there is no verdict: one that gets no request decides by itself.
         """
         from rundir.hang.nodes import ASK_S  # noqa: PLC0415 -- most runs never need it
 

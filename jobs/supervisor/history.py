@@ -73,10 +73,10 @@ class History:
         return attempt - 1 - max(_number(one) for one in known)
 
     def unreported(self, attempt: int) -> Unreported | None:
-        """The start before this one, if it neither got a signal nor told its end."""
+        """The start before this one, if it neither got a signal nor reported its end."""
         before = attempt - 1
         names = ("start", "signal", "end")
-        told: Event = next(
+        last: Event = next(
             (
                 event
                 for event in reversed(self._events)
@@ -84,10 +84,10 @@ class History:
             ),
             {},
         )
-        nodes = told.get("nodes")
-        if told.get("event") != "start" or not isinstance(nodes, list) or not nodes:
+        nodes = last.get("nodes")
+        if last.get("event") != "start" or not isinstance(nodes, list) or not nodes:
             return None
-        return Unreported(before, str(nodes[0]), str(told.get("time") or ""))
+        return Unreported(before, str(nodes[0]), str(last.get("time") or ""))
 
 
 def _number(value: object) -> int:

@@ -100,7 +100,7 @@ class Journal:
         return b""
 
     def flush(self) -> None:
-        """Wait until all is written. A file system that stalls is waited for; signals are heard."""
+        """Wait until all is written. Signals are handled while a file system stalls."""
         self._loop.run(lambda: self._sink.is_idle)
         num_lost = self._sink.take_lost()
         if num_lost:

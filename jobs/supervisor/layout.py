@@ -117,7 +117,7 @@ def _read(path: str) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as error:
-        # Without a way to the directory itself the run has none either, and that is told.
+        # Without a way to the directory itself the run has none either, which is reported.
         if os.access(os.path.dirname(path), os.X_OK):
             info(f"warning: {path} cannot be read ({error.strerror}): no node is avoided by it")
         return b""

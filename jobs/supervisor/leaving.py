@@ -86,7 +86,7 @@ class Leaving:
 
     def _run(self, command: str, one: BadNode, until: str) -> None:
         """Run the administrators' command for a node; what it prints goes to the job's log."""
-        told = {
+        of_node = {
             "DDP_BAD_NODE": one.node,
             "DDP_BAD_NODE_REASON": one.reason,
             "DDP_BAD_NODE_SOURCE": one.source,
@@ -95,7 +95,7 @@ class Leaving:
         try:
             process = subprocess.Popen(
                 ["bash", "-c", command],
-                env={**self._now.environ, **told},
+                env={**self._now.environ, **of_node},
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 start_new_session=True,

@@ -131,7 +131,7 @@ def _open_run(job: Plan, requests: Requests) -> Lock:
 
 
 def _start_timers(job: Plan, loop: Loop, lock: Lock) -> None:
-    """Renew the lock, for those who cannot ask Slurm; and tell a slow job from a dead one."""
+    """Renew the lock, for those who cannot ask Slurm; and show that a slow job lives."""
     here = job.here
     loop.every(RENEW_S, lambda: loop.in_background(lock.renew))
     if here.is_under_slurm and not here.is_interactive:  # else somebody watches

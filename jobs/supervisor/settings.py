@@ -106,7 +106,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     sbatch_no_kill = environ.get("SBATCH_NO_KILL")
     for row in table.of_run(known, is_elastic=is_elastic, sbatch_no_kill=sbatch_no_kill):
         settings.apply(row)
-    # For whoever has to plan a last checkpoint.
+    # For programs that plan a last checkpoint.
     end_origin = "Slurm's EndTime of the job" if known.end_time else "no time limit known"
     settings.note("DDP_END_TIME", known.end_time, end_origin)
     settings.note("DDP_NUM_NODES", str(known.num_nodes), "the nodes of this step")

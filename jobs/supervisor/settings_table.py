@@ -45,7 +45,7 @@ def preflight_limits(_name: str, value: str) -> str:
 
 
 def shell_words(name: str, value: str) -> str:
-    """Words as a shell takes them: told now, not when the job is to go on. Raises UsageError."""
+    """Words as a shell takes them: refused now, not when the job is to go on. Raises UsageError."""
     try:
         shlex.split(value)
     except ValueError as error:

@@ -31,12 +31,12 @@ class Requests:
         What was ignored when the script was started stays so: that is how nohup works. Only the
         warnings are ignored by jobs/prelaunch.sh itself, until here.
         """
-        heard = [
+        caught = [
             number
             for number in _REQUESTS
             if number in _WARNINGS or signal.getsignal(number) != signal.SIG_IGN
         ]
-        self._loop.catch(heard, lambda number: self.on_signal(_name(number)), self._remember)
+        self._loop.catch(caught, lambda number: self.on_signal(_name(number)), self._remember)
 
     def _remember(self, number: int, frame: object) -> None:
         del frame

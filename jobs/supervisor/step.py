@@ -242,10 +242,10 @@ class RunningStep:
         self._loop.in_background(lambda: [*map(self._backend.ask_for_reports, step_ids)])
 
     def terminate(self) -> None:
-        """End the ranks, who get their grace.
+        """End the ranks, which get their grace.
 
-        Where the place can tell them itself, those who started them are told only if they do not
-        end: agents kill what has not ended after the grace.
+        Where the backend signals them itself, the processes that started them get the signal only
+        if they do not end: agents kill what has not ended after the grace.
         """
         if self._backend.is_in_place:
             self.signal(signal.SIGTERM)
@@ -253,8 +253,8 @@ class RunningStep:
         step_ids = self._step_ids
         self._loop.in_background(lambda: [*map(self._backend.end, step_ids)], self._wait_or_end)
 
-    def _wait_or_end(self, told: list[bool] | None) -> None:
-        if not any(told or ()):
+    def _wait_or_end(self, signalled: list[bool] | None) -> None:
+        if not any(signalled or ()):
             self.signal(signal.SIGTERM)
             return
         delay_s = self._grace_s + _AFTER_GRACE_S

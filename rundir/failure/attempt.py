@@ -129,8 +129,8 @@ def end_of(event: Event) -> End | None:
 
 def reported_errors(events: Sequence[Event]) -> dict[int | None, Event]:
     """Return each rank's own `failure` event: its first that says something."""
-    told = [event for event in every(events, "failure") if text(event.get("error")) is not None]
-    return {integer(event.get("rank")): event for event in reversed(told)}
+    found = [event for event in every(events, "failure") if text(event.get("error")) is not None]
+    return {integer(event.get("rank")): event for event in reversed(found)}
 
 
 def reported_causes(failure: Event) -> str:

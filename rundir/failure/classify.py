@@ -179,8 +179,8 @@ class _Case:
 
     def _refusal(self) -> str:
         """Return why an agent refused to start on that node; may be empty."""
-        told = (e for e in self._errors.values() if e.get("host") == self._unstarted)
-        return read.text(next(told, {}).get("error")) or ""
+        found = (e for e in self._errors.values() if e.get("host") == self._unstarted)
+        return read.text(next(found, {}).get("error")) or ""
 
     # ---- for the record
 

@@ -160,13 +160,13 @@ def compose(
 def _missing(reports: Sequence[Report], nodes: Sequence[str]) -> list[tuple[str, Reading]]:
     """Nodes that reported nothing while others did, and parts that others reported."""
     there = {(report.node, report.part) for report in reports}
-    parts, heard = sorted({part for _, part in there}), {node for node, _ in there}
-    silent = [(node, Reading("missing", 1.0)) for node in nodes if heard and node not in heard]
+    parts, seen = sorted({part for _, part in there}), {node for node, _ in there}
+    silent = [(node, Reading("missing", 1.0)) for node in nodes if seen and node not in seen]
     return silent + [
         (node, Reading("incomplete", 1.0, part))
         for part in parts
         for node in nodes
-        if node in heard and (node, part) not in there
+        if node in seen and (node, part) not in there
     ]
 
 
