@@ -89,6 +89,13 @@ def no_pipes(paths: Iterable[str]) -> list[str]:
     return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]  # noqa: PTH110, PTH113
 
 
+def size_bytes(path: str) -> int:
+    """Give a file's size; 0 where there is none."""
+    with suppress(OSError):
+        return os.stat(path).st_size  # noqa: PTH116 - pathlib costs start time
+    return 0
+
+
 def unreadable(path: str, error: OSError) -> UserError:
     """Say that a log cannot be read."""
     return UserError(
