@@ -125,11 +125,7 @@ def _logged(run: Run, kind: str) -> Iterator[tuple[PlacedEvent, Sequence[PlacedE
     for placed in run.log_events:
         event = placed.event
         if event.kind == kind:
-            sort = (
-                event.details.get("xid"),
-                event.details.get("failed"),
-                event.details.get("bits"),
-            )
+            sort = tuple(event.details.get(name) for name in ("xid", "failed", "bits"))
             groups.setdefault((placed.job, placed.host, event.gpu, sort), []).append(placed)
     return ((group[0], group) for group in groups.values())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from monitor.logs import facts, gutil, reader
+from monitor.logs import facts, files, gutil, reader
 from monitor.logs.columns import COLUMNS
 from monitor.logs.decode import NO_TIME
 
@@ -55,7 +55,7 @@ def write(paths: Sequence[str], form: str, target: str, scratch: str) -> dict[st
     """
     num_foreign, unread = 0, {}
     with tempfile.TemporaryDirectory(prefix=".export.", dir=scratch) as folder:
-        is_much = sum(map(_size, paths)) > _MUCH_BYTES
+        is_much = sum(map(files.size_bytes, paths)) > _MUCH_BYTES
         parts = []
         for number, path in enumerate(paths):
             log = reader.read(path)
@@ -146,7 +146,3 @@ def _sink(rows: pl.LazyFrame, form: str, target: str) -> None:
         written.sink_csv(target)
     else:
         written.sink_ndjson(target)
-
-
-def _size(path: str) -> int:
-    return os.path.getsize(path) if os.path.exists(path) else 0  # noqa: PTH202, PTH110

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monitor.logs import files as log_files
 from monitor.logs import reader, stats
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def count(paths: Sequence[Sequence[str]]) -> tuple[list[Node], list[File]]:
 
 def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
     num_processes = min(len(groups), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
-    if num_processes < 2 or sum(map(_size, groups)) < _WORTH_BYTES:  # noqa: PLR2004 - itself
+    num_bytes = sum(log_files.size_bytes(path) for logs in groups for log in logs for path in log)
+    if num_processes < 2 or num_bytes < _WORTH_BYTES:  # noqa: PLR2004 - itself
         return [_count(group) for group in groups]
     os.environ.setdefault("POLARS_MAX_THREADS", "1")  # of each process: these are as many as cores
     # not forked: numpy and polars have threads of their own
@@ -79,11 +80,6 @@ def _each(groups: Sequence[Sequence[Sequence[str]]]) -> list[Counted]:
         # killed at once, this process would leave them to end with a traceback each
         signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         return list(pool.imap(_count, groups))
-
-
-def _size(group: Sequence[Sequence[str]]) -> int:
-    paths = [Path(path) for log in group for path in log]
-    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 def _count(group: Sequence[Sequence[str]]) -> Counted:

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,13 @@ def no_pipes(paths: Iterable[str]) -> list[str]:
     return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]  # noqa: PTH110, PTH113
 
 
+def size_bytes(path: str) -> int:
+    """Give a file's size; 0 where there is none."""
+    with suppress(OSError):
+        return os.stat(path).st_size  # noqa: PTH116 - pathlib costs start time
+    return 0
+
+
 def unreadable(path: str, error: OSError) -> UserError:
     """Say that a log cannot be read."""
     return UserError(
@@ -132,15 +140,13 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
     left_out: dict[str, list[str]] = {}
     known: set[str] = set()
     logs: list[tuple[str, ...]] = []
-    folders: dict[str, dict[str, list[str]]] = {}
+    listed = cache(_or_none)
     for path in paths:
         is_folder = os.path.isdir(path)  # noqa: PTH112
         for log in _in_directory(path) if is_folder else [path]:
             folder, name = os.path.split(log)
-            if folder not in folders:
-                folders[folder] = _or_none(folder or ".")
             new = {}
-            for old in folders[folder].get(name, [name]):
+            for old in listed(folder or ".").get(name, [name]):
                 file = os.path.join(folder, old)  # noqa: PTH118
                 why = None if file == log and not is_folder else _unreadable(file)
                 if why is None:

@@ -28,14 +28,11 @@ _WAIT_MS = 5000
 _PAUSE_S = 10.0  # after an error, such as a GPU that is lost: the next wait may fail at once
 _MAX_PER_MINUTE = 20  # of a kind and a GPU: a storm of single-bit errors must not fill the disk
 _KINDS = {
-    pynvml.nvmlEventTypeXidCriticalError: "xid",
-    pynvml.nvmlEventTypeDoubleBitEccError: "ecc",
-    pynvml.nvmlEventTypeSingleBitEccError: "ecc",
+    pynvml.nvmlEventTypeXidCriticalError: ("xid", ""),
+    pynvml.nvmlEventTypeDoubleBitEccError: ("ecc", "double"),
+    pynvml.nvmlEventTypeSingleBitEccError: ("ecc", "single"),
 }
-_BITS = {
-    pynvml.nvmlEventTypeDoubleBitEccError: "double",
-    pynvml.nvmlEventTypeSingleBitEccError: "single",
-}
+"""What is watched: the event's kind, and the bits of an ECC error."""
 _NO_INSTANCE = 2**32 - 1
 
 
@@ -153,13 +150,10 @@ class Events:
         return event_set
 
     def _see(self, data: pynvml.c_nvmlEventData_t) -> None:
-        kind = _KINDS.get(data.eventType)
-        if kind is None:
+        if data.eventType not in _KINDS:
             return
-        if kind == "xid":
-            details = {"xid": str(data.eventData), "text": xids.look_up(str(data.eventData)).name}
-        else:
-            details = {"bits": _BITS[data.eventType]}
+        (kind, bits), number = _KINDS[data.eventType], str(data.eventData)
+        details = {"bits": bits} if bits else {"xid": number, "text": xids.look_up(number).name}
         if data.gpuInstanceId != _NO_INSTANCE and data.gpuInstanceId:
             details["gi"] = str(data.gpuInstanceId)
         gpu = self._indices.get(_address(data.device))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from monitor.plot.grid import Key
     from monitor.plot.metrics import Metric
 
-_SHARES_PCT = 100
-
 
 def columns(metrics: Sequence[Metric]) -> list[dict[str, str | int]]:
     """Describe the columns that `metrics` give: heading, unit, decimals."""
@@ -66,7 +64,7 @@ def _numbers(parts: Sequence[GpuSeries], metrics: Sequence[Metric]) -> list[floa
         cells.append(_of_metric(metric, values))
         if metric.name == "util":
             cells.append(_busy_pct(parts))
-    return [*cells, float(is_silent.mean()) * _SHARES_PCT if is_silent.size else None]
+    return [*cells, 100 * float(is_silent.mean()) if is_silent.size else None]
 
 
 def _joined(parts: Iterable[NDArray[np.floating] | None]) -> NDArray[np.floating]:
@@ -76,7 +74,7 @@ def _joined(parts: Iterable[NDArray[np.floating] | None]) -> NDArray[np.floating
 def _busy_pct(parts: Sequence[GpuSeries]) -> float | None:
     active = _joined(part.activity for part in parts)
     active = active[~np.isnan(active)]
-    return float((active > BUSY_PCT).mean()) * _SHARES_PCT if active.size else None
+    return 100 * float((active > BUSY_PCT).mean()) if active.size else None
 
 
 def _of_metric(metric: Metric, values: NDArray[np.floating]) -> float | None:
@@ -84,5 +82,5 @@ def _of_metric(metric: Metric, values: NDArray[np.floating]) -> float | None:
     if not known.size:
         return None
     if metric.is_throttling:
-        return float((known > 0).mean()) * _SHARES_PCT
+        return 100 * float((known > 0).mean())
     return float(known.max() if metric.worst else known.mean(dtype=np.float64))

@@ -182,7 +182,7 @@ class _Page:
         )
         self._row_labels(axes, panel, height)
         self._colours(panel, shown, height)
-        self._rules(axes, "white")
+        self._rules(axes)
         self._top += height
 
     def _row_labels(self, axes: Axes, panel: Panel, height: float) -> None:
@@ -226,10 +226,10 @@ class _Page:
             fontsize=_FONT_PT - 0.5, borderpad=0, borderaxespad=0,
         )  # fmt: skip
 
-    def _rules(self, axes: Axes, colour: str) -> None:
+    def _rules(self, axes: Axes) -> None:
         for event in self._picture.events:
             if event.kind in _RULED:
-                axes.axvline(event.time_s, color=colour, linewidth=1.4, alpha=0.8)
+                axes.axvline(event.time_s, color="white", linewidth=1.4, alpha=0.8)
                 axes.axvline(
                     event.time_s, color=_MARKS[event.kind][1], linewidth=0.8, ls=(0, (3, 2))
                 )
@@ -253,7 +253,7 @@ class _Page:
         if several[0].unit:
             axes.yaxis.set_major_formatter(EngFormatter(sep=""))  # 1M, not 1.0 and a 1e6 above
         axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)
-        self._rules(axes, "white")
+        self._rules(axes)
         self._top += _CURVE_INCH
 
     def _time_axis(self) -> None:

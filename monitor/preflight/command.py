@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from monitor.errors import UserError
 from monitor.nvml.chosen import Named
 from monitor.preflight import gpus, host
+from monitor.watchdog.settings import number
 from rundir import channel, events
 from rundir.preflight import limits
 from rundir.preflight.verdict import REPORT, Reading, Report
@@ -34,11 +35,15 @@ def run(options: Namespace) -> int:
             f"none at '{options.run_dir}'",
             "name the directory of a run, such as out/slurm-123",
         )
-    readings: list[Reading] = []
     env = os.environ
+    try:
+        table = limits.parse(env.get(limits.VARIABLE, ""))
+    except ValueError as error:
+        raise UserError(*error.args) from error
+    readings: list[Reading] = []
     node = env.get("DDP_NODE") or os.uname().nodename
     deliver = channel.reporter(options.run_dir, node)
-    log = events.EventLog(deliver, "monitor", int(env.get("DDP_ATTEMPT") or 1), node)
+    log = events.EventLog(deliver, "monitor", number(env, "DDP_ATTEMPT", 1), node)
     is_sent = threading.Lock()
 
     def send(*further: Reading) -> None:
@@ -50,13 +55,11 @@ def run(options: Namespace) -> int:
         send(Reading("hung", 1, f"NVML or a disk, for {stage_s:g} s"))
         os._exit(0)
 
-    table = limits.parse(env.get(limits.VARIABLE, ""))
     stage_s = min(limits.limit_of(table, "stage_s"), _LONGEST_S)
     watchdog = threading.Timer(stage_s, give_up, (stage_s,))
     watchdog.daemon = True
     watchdog.start()
-    given = env.get("SLURM_GPUS_ON_NODE", "")
-    named = Named(env.get("CUDA_VISIBLE_DEVICES"), int(given) if given.isdecimal() else 1)
+    named = Named(env.get("CUDA_VISIBLE_DEVICES"), number(env, "SLURM_GPUS_ON_NODE", 1))
     gpus.read(named, options.launch_id, readings.append)
     host.read(options.run_dir, node, options.launch_id, readings.append)
     send()

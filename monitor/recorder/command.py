@@ -12,7 +12,9 @@ from monitor.watchdog import settings
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping
+
+_NUM_GPUS = ("LOCAL_WORLD_SIZE", "SLURM_GPUS_ON_NODE")
+"""How many GPUs the job has on this node at least: one a rank, and what Slurm gave it."""
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -79,16 +81,10 @@ def run(options: Namespace) -> int:
             user=env.get("SLURM_JOB_USER") or env.get("USER") or env.get("LOGNAME"),
             heartbeat_dir=env.get("DDP_BEAT_DIR"),
             visible=env.get("CUDA_VISIBLE_DEVICES"),
-            num_gpus=_num_gpus(env),
+            num_gpus=max(settings.number(env, name, 1) for name in _NUM_GPUS),
             rotate_mib=options.rotate_mib,
             num_kept=options.rotate_keep,
             watch=settings.from_environment(env, options.compose, options.launch_id, node),
         ),
         emit,
     )
-
-
-def _num_gpus(env: Mapping[str, str]) -> int:
-    """Return how many GPUs the job has on this node at least: one a rank, and what Slurm says."""
-    given = (env.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_GPUS_ON_NODE"))
-    return max([1, *(int(number) for number in given if number.isdecimal())])

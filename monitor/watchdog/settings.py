@@ -72,11 +72,11 @@ def from_environment(
         run_dir=run_dir,
         launch_id=launch_id,
         node=node,
-        attempt=_number(env, "DDP_ATTEMPT", 1),
-        node_rank=_number(env, "NODE_RANK", 0),
+        attempt=number(env, "DDP_ATTEMPT", 1),
+        node_rank=number(env, "NODE_RANK", 0),
         num_nodes=_num_nodes(env),
         master_addr=env.get("MASTER_ADDR") or None,
-        master_port=_number(env, "MASTER_PORT", 0) or None,
+        master_port=number(env, "MASTER_PORT", 0) or None,
         hang_timeout_s=_hang_timeout_s(env.get("DDP_HANG_TIMEOUT", "")),
         is_supervised=env.get(SUPERVISED) == "1",
         trace_pipe=env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") or None,
@@ -85,14 +85,15 @@ def from_environment(
 
 def _num_nodes(env: Mapping[str, str]) -> int:
     """Return how many nodes there are; uneven ones have as many ranks as the first."""
-    given = _number(env, "DDP_NUM_NODES", 0)
+    given = number(env, "DDP_NUM_NODES", 0)
     if given:
         return given
-    per_node = max(1, _number(env, "LOCAL_WORLD_SIZE", 1))
-    return max(1, -(-_number(env, "WORLD_SIZE", 1) // per_node))
+    per_node = max(1, number(env, "LOCAL_WORLD_SIZE", 1))
+    return max(1, -(-number(env, "WORLD_SIZE", 1) // per_node))
 
 
-def _number(env: Mapping[str, str], name: str, otherwise: int) -> int:
+def number(env: Mapping[str, str], name: str, otherwise: int) -> int:
+    """Read a whole number that the launcher has set; what is none counts as not set."""
     text = env.get(name, "")
     return int(text) if text.isdecimal() else otherwise
 

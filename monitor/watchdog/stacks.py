@@ -18,6 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from monitor.logs.files import size_bytes
 from rundir import plain, procfs, secrets
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class StackTaker:
         for target in targets:
             path = f"{self.directory}/stack-{self.attempt}-rank-{target.rank}.txt"
             if self._can_answer(target.pid):
-                asked[target.rank] = (path, _size(path))
+                asked[target.rank] = (path, size_bytes(path))
                 with suppress(ProcessLookupError):  # it may have ended meanwhile
                     os.kill(target.pid, signal.SIGUSR2)
         return _collect(asked)
@@ -208,19 +209,12 @@ def _collect(asked: Mapping[int, tuple[str, int]]) -> dict[int, Stack]:
     while len(taken) < len(asked) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
         for rank, (path, before) in asked.items():
-            size = _size(path)
+            size = size_bytes(path)
             if rank not in taken and before < size == sizes[rank]:
                 text = plain.tail(path, _MAX_BYTES, before)
                 taken[rank] = describe(parse_faulthandler(text), path)
             sizes[rank] = size
     return taken
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - pathlib costs start time
-    except OSError:
-        return 0
 
 
 def _write(path: str, text: str) -> bool:
