@@ -46,13 +46,8 @@ class MemoryUse:
 
     def text(self) -> str:
         """Describe it in a line."""
-        kept = self.activations_bytes
-        activations = "not known" if kept is None else size_text(kept)
-        return (
-            f"parameters {size_text(self.parameters_bytes)}, "
-            f"gradients {size_text(self.gradients_bytes)}, "
-            f"optimizer {size_text(self.optimizer_bytes)}, activations {activations}"
-        )
+        sizes = {name: "not known" if v is None else size_text(v) for name, v in vars(self).items()}
+        return ", ".join(f"{name.removesuffix('_bytes')} {size}" for name, size in sizes.items())
 
     def largest(self, mesh: Mesh) -> MemoryUse:
         """Return the largest of all ranks, each number by itself. All of them call this."""

@@ -245,8 +245,7 @@ class NonFinitePolicy:
         whole = self._plan.global_slice(step_in_epoch)
         shares = sorted({self._mesh.layout.dp_rank(rank) for rank in ranks})  # several may have one
         places = [whole.start + share * size + i for share in shares for i in range(size)]
-        if not places:
-            places = list(range(whole.start, whole.stop))
+        places = places or list(range(whole.start, whole.stop))
         chosen: list[int] = order[places[:_MAX_NUM_SAMPLES]].tolist()
         return chosen
 
