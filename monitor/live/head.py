@@ -100,8 +100,8 @@ def sum_line(rows: Sequence[Row], width: int) -> list[Span]:
         places += f", {counted(of_all.num_gpus, 'GPU')}"
     what = "util" if of_all.num_gpus else "processors"
     items: list[list[Span]] = [[(places, "")]]
-    items.append([(f"{what} ", "dim"), (_round(of_all.util_pct, " %"), "title")])
-    items.append([("memory ", "dim"), (_round(of_all.mem_share_pct, " %"), "title")])
+    items.append([(f"{what} ", "dim"), (_pct(of_all.util_pct), "title")])
+    items.append([("memory ", "dim"), (_pct(of_all.mem_share_pct), "title")])
     if of_all.power_w is not None:
         kilo = of_all.power_w >= _W_PER_KW
         text = f"{of_all.power_w / _W_PER_KW:.1f} kW" if kilo else f"{of_all.power_w:.0f} W"
@@ -127,8 +127,8 @@ def fitted(items: Sequence[list[Span]], width: int) -> list[Span]:
     return line
 
 
-def _round(value: float | None, unit: str) -> str:
-    return NONE if value is None else f"{value:.0f}{unit}"
+def _pct(value: float | None) -> str:
+    return NONE if value is None else f"{value:.0f} %"
 
 
 def _bar(share: float, width: int, *, ascii_only: bool) -> str:

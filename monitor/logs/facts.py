@@ -44,7 +44,8 @@ def uuids(logs: Sequence[Log]) -> tuple[list[str], list[NDArray[np.int32]]]:
     """Give the UUIDs in the files of a log, and of each file's rows which of them."""
     names = {UNKNOWN: 0}
     codes = [np.zeros(log.num_rows, np.int32) for log in logs]
-    for index in sorted(_indices(logs, "gpu")):
+    keys = {key for log in logs for key, _ in log.changes if key.startswith("gpu ")}
+    for index in sorted(int(key.removeprefix("gpu ")) for key in keys):
         reported, which = values(logs, f"gpu {index}")
         units = [names.setdefault(value.split(" ")[0] or UNKNOWN, len(names)) for value in reported]
         for log, code, mine in zip(logs, codes, which, strict=True):
@@ -63,8 +64,3 @@ def intervals_s(logs: Sequence[Log]) -> list[NDArray[np.float64]]:
 def as_of(log: Log, num_changes: int) -> dict[str, str]:
     """Give all facts of a log; of those that change within it, the ones above some rows."""
     return log.facts | dict(log.changes) | dict(log.changes[:num_changes])
-
-
-def _indices(logs: Sequence[Log], name: str) -> set[int]:
-    keys = (key.partition(" ") for log in logs for key, _ in log.changes)
-    return {int(index) for fact, _, index in keys if fact == name}

@@ -10,6 +10,7 @@ from datetime import datetime
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _QUEUED = ("PENDING", "REQUEUED", "CONFIGURING", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED")
+_LIMIT_S = 5.0  # for all questions together
 _LATEST_S = 300.0  # a job that was submitted this long after the run's last word is another one
 
 
@@ -33,13 +34,12 @@ class Job:
         return self.state in _QUEUED
 
 
-def ask(job_id: object, last_word_s: float | None = None, limit_s: float = 5.0) -> Job | None:
+def ask(job_id: object, last_word_s: float | None = None) -> Job | None:
     """Ask the controller, and where it has forgotten the job, the accounting.
 
     Args:
         job_id: as the run knows it; one that is not Slurm's is not asked for.
         last_word_s: when the run last reported; a job submitted much later is not this one.
-        limit_s: how long all of it may take.
 
     Returns:
         None if Slurm does not know the job, or does not answer.
@@ -47,7 +47,7 @@ def ask(job_id: object, last_word_s: float | None = None, limit_s: float = 5.0) 
     """
     if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
         return None
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + _LIMIT_S
     shown = _run(["scontrol", "show", "job", "--oneliner", job_id], deadline_s)
     if shown is not None:
         return _of_scontrol(shown, last_word_s)
