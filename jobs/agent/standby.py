@@ -75,7 +75,8 @@ class Standby:
     ) -> Child:
         """Have it become the rank; start one as ever if it is gone."""
         self._child.reap()
-        order = {"arguments": arguments_of(argv), "environ": dict(environ)}
+        arguments = list(argv[argv.index("-m") + 2 :])  # what follows -m trainer
+        order = {"arguments": arguments, "environ": dict(environ)}
         message = json.dumps(order).encode() + b"\n"
         try:
             if self._child.code is None:
@@ -88,8 +89,3 @@ class Standby:
         finally:
             self._socket.close()
         return child.start(argv, environ, streams, parent_death, ignored)
-
-
-def arguments_of(argv: Sequence[str]) -> list[str]:
-    """What follows `-m trainer` in a command."""
-    return list(argv)[list(argv).index("-m") + 2 :]

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, NoReturn
+from typing import TYPE_CHECKING, Callable
 
 from jobs.messages import Exit, UsageError, info
 from rundir import codes, procfs
@@ -103,28 +103,21 @@ class Lock:
         """Try once; the owner's name if it could not be had. Raises UsageError on a full disk."""
         mine = os.path.join(self._run_dir, f".lock-{self._launch_id}")
         try:
-            with open(mine, "w") as file:
-                file.write(" ".join(self._own()) + "\n")
-        except OSError:
-            rule, remedy = (
-                "the run directory must be writable",
-                "is the disk full, or a quota reached?",
-            )
-            found = f"that no file can be written into {self._run_dir}"
-            self._refuse(mine, rule, found, remedy)
-        try:
             return self._attempt(mine)
         finally:
             with suppress(OSError):
                 os.unlink(mine)
 
-    def _refuse(self, mine: str, rule: str, found: str, remedy: str) -> NoReturn:
-        """Leave nothing behind. Raises UsageError."""
-        with suppress(OSError):
-            os.unlink(mine)
-        raise UsageError(rule, found, remedy)
-
     def _attempt(self, mine: str) -> str:
+        try:
+            with open(mine, "w") as file:
+                file.write(" ".join(self._own()) + "\n")
+        except OSError:
+            raise UsageError(
+                "the run directory must be writable",
+                f"that no file can be written into {self._run_dir}",
+                "is the disk full, or a quota reached?",
+            ) from None
         number = files.newest(self._run_dir)
         if number:
             lock = files.path(self._run_dir, number)
@@ -156,8 +149,7 @@ class Lock:
         is_ours = _is_same(mine, lock)
         newest = files.newest(self._run_dir)
         if error and not is_ours and newest < number:  # no other job has one either
-            self._refuse(
-                mine,
+            raise UsageError(
                 "the run directory must be on a file system that can make hard links",
                 f"{error.strerror} in {self._run_dir}",
                 "free space or inodes there, or set DDP_OUT to another file system",
