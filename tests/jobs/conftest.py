@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,6 +150,18 @@ class Scripts:
 def scripts(tmp_path: Path) -> Scripts:
     """The scripts of jobs/, run in a directory of their own."""
     return Scripts(tmp_path)
+
+
+@pytest.fixture
+def anybody() -> Iterator[Scripts]:
+    """The same in a directory in which every user can write.
+
+    Not in tmp_path: another pytest that starts shuts strangers out of all of them.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o777)
+        yield Scripts(directory)
 
 
 class Job:

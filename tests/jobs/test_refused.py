@@ -53,15 +53,6 @@ def refuse(
 
 
 @pytest.fixture
-def anybody(scripts: Scripts) -> Scripts:
-    """Scripts in a directory in which every user can write."""
-    scripts.directory.chmod(0o777)
-    for parent in list(scripts.directory.parents)[:3]:
-        parent.chmod(parent.stat().st_mode | 0o011)
-    return scripts
-
-
-@pytest.fixture
 def mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A file system in memory, with an option of its own."""
     place = tmp_path / "mounted"

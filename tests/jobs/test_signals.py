@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,20 +62,18 @@ while True:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming a user with a limit of its own needs root")
-def test_ranks_that_use_up_what_their_user_may_start(scripts: Scripts) -> None:
+def test_ranks_that_use_up_what_their_user_may_start(anybody: Scripts) -> None:
     """Neither agents nor supervisor can start a thread then; the ranks end as ever."""
     stranger = ("setpriv", "--reuid=61234", "--regid=61234", "--clear-groups", "prlimit")
-    job = (scripts.root / "jobs" / "prelaunch.sh", "--", "/usr/bin/python3", "-c", FILLS)
-    # Another pytest that starts takes the rights of strangers in tmp_path away again.
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as log:
-        os.chown(name, 61234, 61234)
-        words = [*stranger, "--nproc=40", *job]
-        process = subprocess.Popen(words, cwd=name, env=scripts.env, stdout=log, stderr=log)
+    job = (anybody.root / "jobs" / "prelaunch.sh", "--", "/usr/bin/python3", "-c", FILLS)
+    words, logs = [*stranger, "--nproc=40", *job], anybody.directory.glob
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            words, cwd=anybody.directory, env=anybody.env, stdout=log, stderr=log
+        )
         try:
             Cluster.until(
-                lambda: any(
-                    "no more" in f.read_text() for f in Path(name).glob("out/*/logs/rank-0.log")
-                ),
+                lambda: any("no more" in one.read_text() for one in logs("out/*/logs/rank-0.log")),
                 20,
                 "no process can be started",
             )
