@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import distributed as dist
 
-from rundir.text import counted
+from rundir.text import counted, listed
 from trainer.distributed.device import hardware_of
 from trainer.distributed.rendezvous_socket import is_agents_store, serves_store
 from trainer.errors import RunFailedError
@@ -105,7 +105,7 @@ def _exchange_places(store: Any, ranks: Ranks, own: Place) -> list[Place]:  # no
         raise RunFailedError.of(
             f"rendezvous at {ranks.master_addr}:{ranks.master_port}",
             rule=f"bring every rank within {limit_min:.0f} min",
-            found=f"nothing of rank {_first_of(absent)}",
+            found=f"nothing of rank {listed(absent, _NUM_NAMED)}",
             remedy="look at their logs: without one, their container is still starting; "
             "else see whether they reach MASTER_ADDR and MASTER_PORT",
         ) from error
@@ -205,15 +205,9 @@ def check_places(places: Sequence[Place]) -> None:
         raise RunFailedError.of(
             "GPUs",
             rule="be seen by every rank, or by none",
-            found=f"none on rank {_first_of(without)}",
+            found=f"none on rank {listed(without, _NUM_NAMED)}",
             remedy="look at nvidia-smi and the driver on these nodes, or exclude them (--exclude)",
         )
-
-
-def _first_of(ranks: Sequence[str]) -> str:
-    """Name some ranks, and count the others."""
-    more = f" and {len(ranks) - _NUM_NAMED} more" if len(ranks) > _NUM_NAMED else ""
-    return ", ".join(ranks[:_NUM_NAMED]) + more
 
 
 def choose_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
