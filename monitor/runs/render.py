@@ -9,7 +9,7 @@ from typing import Any
 from monitor.runs.history import integer, time_of_day
 from monitor.words import MIB_PER_GIB, minutes
 from rundir import codes
-from rundir.text import counted
+from rundir.text import counted, listed
 
 _ON_REQUEST = ("preempted", "time limit", "cancelled", "stopped")
 _HEIGHT = 23  # of 24: the prompt comes after
@@ -137,7 +137,7 @@ def _run(found: dict[str, Any]) -> str:
     attempt = found["attempt"]
     nodes = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
     size = attempt["world_size"]
-    place = f", {counted(size, 'rank')} on {_some(nodes)}" if nodes else ""
+    place = f", {counted(size, 'rank')} on {listed([*map(str, nodes)], 3)}" if nodes else ""
     when = "" if not _is_over(found) else f", ended {_ago(found['ended_s'])}"
     if found["state"] in ("killed", "unknown"):
         when = f", last heard of {_ago(found['ended_s'])}"
