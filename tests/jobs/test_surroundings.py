@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +13,8 @@ from jobs.backends import surroundings
 from tests.jobs.said import one_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Scripts
 
 pytestmark = pytest.mark.slow
@@ -193,28 +193,27 @@ def test_mpi_in_place(scripts: Scripts) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to be another user needs root")
-def test_a_run_of_a_colleagues(scripts: Scripts) -> None:
+def test_a_run_of_a_colleagues(anybody: Scripts) -> None:
     """In a folder of a group's, what the first user made may be the first user's alone."""
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
-        run_dir = Path(name, "out", "shared")
-        (run_dir / "checkpoints").mkdir(parents=True)
-        (run_dir / "events.jsonl").touch(0o644)
-        for path in (Path(name), run_dir, run_dir / "checkpoints"):
-            path.chmod(0o777)
-        shutil.copytree(scripts.root / "rundir", Path(name, "rundir"))
-        jobs = shutil.copytree(scripts.root / "jobs", Path(name, "jobs"))
-        stranger = ("setpriv", "--reuid=1234", "--regid=1234", "--clear-groups")
-        told = subprocess.run(
-            [*stranger, jobs / "prelaunch.sh", "--", "true"],
-            env=scripts.env | {"DDP_RUN_NAME": "shared", "HOME": "/"},
-            cwd=name,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert told.returncode == 64
-        assert "events.jsonl is root:root -rw-r--r--; its owner can chmod" in one_line(told.stderr)
-        assert not list(run_dir.glob("lock*"))
+    run_dir = anybody.directory / "out" / "shared"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "events.jsonl").touch(0o644)
+    for path in (run_dir, run_dir / "checkpoints"):
+        path.chmod(0o777)
+    shutil.copytree(anybody.root / "rundir", anybody.directory / "rundir")
+    jobs = shutil.copytree(anybody.root / "jobs", anybody.directory / "jobs")
+    stranger = ("setpriv", "--reuid=1234", "--regid=1234", "--clear-groups")
+    told = subprocess.run(
+        [*stranger, jobs / "prelaunch.sh", "--", "true"],
+        env=anybody.env | {"DDP_RUN_NAME": "shared", "HOME": "/"},
+        cwd=anybody.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 64
+    assert "events.jsonl is root:root -rw-r--r--; its owner can chmod" in one_line(told.stderr)
+    assert not list(run_dir.glob("lock*"))
 
 
 @pytest.mark.parametrize("name", ["rc", "none"])
