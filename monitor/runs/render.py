@@ -9,6 +9,7 @@ from typing import Any
 from monitor.runs.history import integer, time_of_day
 from monitor.words import MIB_PER_GIB, minutes
 from rundir import codes
+from rundir.failure import patterns
 from rundir.text import counted, listed
 
 _ON_REQUEST = ("preempted", "time limit", "cancelled", "stopped")
@@ -61,7 +62,7 @@ def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
     """Say what to do next, and how to go on from the last checkpoint."""
     text = ADVICE.get(attempt["failure_class"], ADVICE["program"])
     failure = attempt["failure"] or {}
-    if failure.get("words") == "could not start its ranks":
+    if failure.get("words") == patterns.NONE_STARTED:
         text = _OF_START
     node = failure.get("node")
     text = text.format(exclude=f"sbatch --exclude={node}" if node else "sbatch --exclude=NODE")

@@ -32,6 +32,7 @@ class Finding(NamedTuple):
     line: str
 
 
+NONE_STARTED = "could not start its ranks"
 _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 
 # Places, and what stands in them; only what is known of the end is filled:
@@ -108,7 +109,7 @@ TABLE: tuple[Row, ...] = (
     Row("signal", r".+", "program", "was ended by a signal"),
     Row("code", r"127", "program", "could not find its command"),
     Row("code", r"126", "program", "may not execute its command"),
-    Row("start", r".+", "program", "could not start its ranks"),
+    Row("start", r".+", "program", NONE_STARTED),
     Row("end", r"none", "killed", "was killed and could not say why"),
     Row("code", r".+", "program", "failed"),
 )  # fmt: skip

@@ -308,7 +308,7 @@ class Run:
         if not self.ranks.is_main:
             return
         if self._checkpoints is None or self._directory is None or self._loop is None:
-            report_too_early()
+            report_too_early(left_s)
             return
         line = out_of_time(left_s, self._checkpoints)
         warn(f"no time for a checkpoint: {line}")

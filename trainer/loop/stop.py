@@ -147,7 +147,7 @@ class StopRequest:
                 os.write(self._wake_up, b"\0")
 
 
-def report_too_early(_left_s: float = 0.0) -> None:
+def report_too_early(_left_s: float) -> None:
     """Report a shutdown before there was anything to save."""
     warn("asked to stop before training began: there is nothing to save")
 
