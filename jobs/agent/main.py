@@ -31,8 +31,8 @@ def main(words: list[str]) -> int:
 def _run(words: list[str]) -> int:
     environ = defaults.read_switches(processes.initial_environment())
     standby = None
-    if environ.pop(VARIABLE, ""):
-        standby = Standby(environ, _ROOT)
+    if session := environ.pop(VARIABLE, ""):
+        standby = Standby(environ, _ROOT, session)
         words, environ = standby.wait(environ)
     if environ.get(channel.SUPERVISED) != "1":  # else the supervisor has
         programs.check_root(_ROOT)

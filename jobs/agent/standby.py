@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from jobs import programs
@@ -23,15 +24,22 @@ if TYPE_CHECKING:
     from jobs.agent.child import Child, Streams
 
 VARIABLE = "DDP_STANDBY"
-"""Set for an agent that is to wait."""
+"""Set for an agent that is to wait, to the session of its supervisor."""
 _READ_BYTES = 1 << 16
+_AUTOGROUP = "/proc/self/autogroup"
+_LOWEST, _USUAL = 19, 0
+"""Priorities, as nice has them."""
+_RETRY_S, _MOST_TRIES = 0.02, 50
 
 
 class Standby:
     """A process that has imported the trainer, and becomes a rank."""
 
-    def __init__(self, environ: Mapping[str, str], root: str) -> None:
+    def __init__(self, environ: Mapping[str, str], root: str, supervisor_session: str) -> None:
         """Start it."""
+        self._has_own_session = str(os.getsid(0)) != supervisor_session
+        if self._has_own_session:
+            _set_priority_of_session(_LOWEST)
         place = contract.resolve(environ).environ
         place = defaults.complete(place)
         place["DDP_RANK_ID"] = rank_id(place, place["RANK"])
@@ -60,6 +68,8 @@ class Standby:
                 os.waitpid(self._child.pid, 0)
                 os._exit(0)
             line += data
+        if self._has_own_session:
+            _set_priority_of_session(_USUAL)
         order = json.loads(line)
         changed = {**environ, **order["environ"]}
         kept = {name: value for name, value in changed.items() if value is not None}
@@ -89,3 +99,27 @@ class Standby:
         finally:
             self._socket.close()
         return child.start(argv, environ, streams, parent_death, ignored)
+
+
+def _set_priority_of_session(nice: int) -> None:
+    """Set it for all ranks of this step that wait on this node.
+
+    Linux divides a CPU among sessions before it asks for the priority of each process in them
+    (`man 7 sched`, autogroup), and Slurm gives each step a session. A user may set it ten times a
+    second, and every rank's agent tries to.
+    """
+    for _ in range(_MOST_TRIES):
+        if _is_set(nice):
+            return
+        time.sleep(_RETRY_S)
+
+
+def _is_set(nice: int) -> bool:
+    """Set it, unless it has just been set; true also where the kernel has no such priority."""
+    try:
+        with open(_AUTOGROUP, "r+b", buffering=0) as file:
+            if int(file.read().split()[-1]) != nice:
+                file.write(b"%d" % nice)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True

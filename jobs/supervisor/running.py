@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -147,7 +148,8 @@ class Ranks:
         if may_restart and is_wanted and self._backend.has_standby:
             values = copy.deepcopy(self._settings)
             settings.note_attempt(values, values.number("DDP_ATTEMPT") + 1, job.id)
-            environ = {**values.environ(self._plan.here.environ), "DDP_STANDBY": "1"}
+            own = values.environ(self._plan.here.environ)
+            environ = {**own, "DDP_STANDBY": str(os.getsid(0))}
             step = self._now.step._replace(environ=environ, is_restart=True, is_standby=True)
             with suppress(OSError):  # ranks have used up what this user may start
                 self._standby = Standby(self._loop, self._backend, step)

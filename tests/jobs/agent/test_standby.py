@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rundir import procfs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,3 +29,38 @@ def test_it_leaves_no_process_behind() -> None:
         words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True
     )
     assert not procfs.is_alive(int(done.stdout))
+
+
+IN_A_SESSION = """
+import os, sys
+from jobs import programs
+from jobs.agent.standby import Standby
+programs.module_command = lambda *_: ["sleep", "600"]
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+session = sys.argv[1] or str(os.getsid(0))
+agent = Standby(dict(os.environ, **dict(zip(names, "001111"))), os.getcwd(), session)
+show = lambda: print(open("/proc/self/autogroup").read().split()[-1])
+show()
+agent.wait({})
+show()
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/autogroup").exists(), reason="this kernel does not weigh sessions"
+)
+@pytest.mark.parametrize(
+    ("supervisor", "priorities"), [("0", ["19", "0"]), ("", ["0", "0"])], ids=["own", "shared"]
+)
+def test_its_session_comes_last_while_it_waits(supervisor: str, priorities: list[str]) -> None:
+    """The priority of a process counts in its session only, and each step of Slurm's has one."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_SESSION, supervisor],
+        cwd=ROOT,
+        input='{"words": [], "environ": {}}\n',
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert done.stdout.split() == priorities
