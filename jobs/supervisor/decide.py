@@ -30,6 +30,7 @@ _CAUSES = {
     "preempted": "preempted",
     "time limit": "time limit",
     "cancelled": "cancelled",
+    "running": "nothing",
 }
 """What Slurm had in mind with the job, or this script, as the `decision` event has it."""
 _LEAST_RUN_S = 60
@@ -57,7 +58,7 @@ class Decision(NamedTuple):
 
     @property
     def cause(self) -> str | None:
-        """Why the job or its step was ended; None if Slurm does not end it, or was not asked."""
+        """Why Slurm ends the job or its step; None if it was not asked, or did not answer."""
         return _CAUSES.get(self.fate)
 
 

@@ -28,6 +28,8 @@ _REASONS = (
     ("time limit", r"time.?limit"),
     ("cancelled", r"cancel"),
 )
+_NOTHING = "nothing"
+"""The cause that a decision gives where Slurm has nothing in mind with the job."""
 _SILENCED = ("KILL", "SEGV")
 """Signals that leave a rank no time to say anything."""
 _OWN_REQUEUE = re.compile(r"requeing job|Requeued SLURM job|requeued exp")
@@ -123,13 +125,15 @@ def _cause_of(decision: Event) -> str:
     """Return why Slurm ended the job; in older runs only the reason in words does."""
     reason = re.sub(r"DDP_RUN_NAME=\S+", "", str(decision.get("reason") or ""))
     found = (name for name, pattern in _REASONS if re.search(pattern, reason, re.IGNORECASE))
-    return read.text(decision.get("cause")) or next(found, "")
+    known = read.text(decision.get("cause"))
+    return "" if known == _NOTHING else known or next(found, "")
 
 
-def _is_only_ours(decision: Event) -> bool:
-    """Whether a requeue was the supervisor's own: Slurm was asked, and had nothing in mind."""
+def _is_not_slurms(decision: Event) -> bool:
+    """Whether Slurm was asked, and had nothing in mind; older runs did not ask for all."""
     is_requeue = decision.get("decision") in ("requeue", "successor")
-    return is_requeue and decision.get("cause", "") is None
+    cause = decision.get("cause", "")
+    return cause == _NOTHING or (is_requeue and cause is None)
 
 
 class _Case:
@@ -288,7 +292,7 @@ class _Case:
             return cause
         if "USR1" in names:
             return "time limit"
-        if _is_only_ours(decision) or (not signalled_script and self._ended_by_itself()):
+        if _is_not_slurms(decision) or (not signalled_script and self._ended_by_itself()):
             return "signalled" if names else "itself"
         return "cancelled" if self._is_by_hand(names) else "preempted"
 

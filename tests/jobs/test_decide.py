@@ -167,7 +167,7 @@ def test_what_slurm_has_in_mind(info: str, fate: str) -> None:
 @pytest.mark.parametrize(
     ("info", "cause"),
     [
-        (RUNNING, None),
+        (RUNNING, "nothing"),
         (COMPLETING, "cancelled"),
         ("JobId=7 JobState=COMPLETING Reason=TimeLimit Restarts=0", "time limit"),
         ("JobId=7 JobState=COMPLETING Reason=None Restarts=1", "preempted"),
