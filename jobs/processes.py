@@ -208,5 +208,8 @@ def piped(
         fcntl.fcntl(stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
     try:
         return begin(stdout), fd
+    except BaseException:
+        os.close(fd)
+        raise
     finally:
         os.close(stdout)

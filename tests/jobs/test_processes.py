@@ -116,3 +116,15 @@ def test_the_environment_is_the_users(given: dict[str, str]) -> None:
         check=True,
     )
     assert json.loads(done.stdout) == given
+
+
+def test_what_cannot_be_started_leaves_no_descriptor_open() -> None:
+    """A job starts its ranks again and again, and what waits for a restart beside them."""
+
+    def begin(_: int) -> list[subprocess.Popen[bytes]]:
+        raise BlockingIOError
+
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(BlockingIOError):
+        processes.piped(begin)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
