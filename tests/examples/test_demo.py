@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @pytest.mark.slow
 def test_the_demo_in_place(tmp_path: Path) -> None:
-    """Without Slurm, root or network: two ranks train on digits, and the report is shown."""
+    """Without Slurm, root or network: two ranks train on digits, and the report is shown.
+
+    Without any option they reach above 95 % on digits that they never trained on.
+    """
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DDP_OUT": str(tmp_path / "out")}
     done = subprocess.run(
         [EXAMPLES / "demo.sh"],
@@ -29,7 +32,6 @@ def test_the_demo_in_place(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "host CPU %" in done.stdout  # the report's table
-    (summary,) = (
-        json.loads(path.read_text())["summary"] for path in tmp_path.glob("out/*/run.json")
-    )
-    assert summary["test_accuracy"] > 0.95
+    (run,) = tmp_path.glob("out/*/run.json")
+    assert json.loads(run.read_text())["summary"]["test_accuracy"] > 0.95
+    assert (run.parent / "checkpoints" / "best").exists()

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-LONG = ("--model", "mlp", "--global-batch-size", "8", "--epochs", "1000", "--log-every", "10")
+FAULTS = Path(__file__).resolve().parents[1] / "faults"
+# Its steps take 20 ms asleep: those that wait import torch meanwhile.
+LONG = ("--workload", "fault_workload:Breakable", "--global-batch-size", "8", "--epochs", "1000")
 
 
 class Training:
@@ -38,8 +40,9 @@ class Training:
 
     def __init__(self, scripts: Scripts, patience: Callable[[float], float], **env: str) -> None:
         self.scripts, self._patience = scripts, patience
-        options = (*LONG, "--checkpoint-every", "20")
+        options = (*LONG, "--checkpoint-every", "20", "--log-every", "10")
         env = {"OMP_NUM_THREADS": "1", "DDP_RUN_NAME": "run", "DDP_WARM": "1", **env}
+        env |= {"PYTHONPATH": str(FAULTS), "FAULT_DIR": str(scripts.directory)}
         self.process: subprocess.Popen[str] = scripts.start("prelaunch.sh", *options, **env)
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -105,18 +108,30 @@ def training(
             one.process.communicate()
 
 
+def has_nothing_open(pid: int, directory: Path) -> bool:
+    """Whether a process that waits costs memory alone: no GPU, no port, no file of the run."""
+    targets = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    has_one_socket = sum(target.startswith("socket:") for target in targets) == 1
+    has_a_file = any(str(directory) in target for target in targets)
+    return has_one_socket and not has_a_file and "/dev/nvidia" not in standbys.maps(pid)
+
+
 def test_those_who_wait_are_the_next_ranks(training: Callable[..., Training]) -> None:
-    """Twice: the ranks of the next attempt are the processes that waited; then others wait."""
+    """Twice: the ranks of the next attempt are the processes that waited; then others wait.
+
+    They have nothing open, and end with a killed job; the other tests here end it by SIGTERM.
+    """
     run = training()
     for attempt in (1, 2):
         waiting = run.waiting()
+        assert all(has_nothing_open(pid, run.scripts.directory) for pid in waiting)
         run.kill_rank(attempt % 2, attempt)
         assert run.pids(attempt + 1) == waiting
     assert run.events("resume")[-1]["step"] > 0
     failures = [(event["rank"], event["signal"]) for event in run.events("first_failure")]
     assert failures == [(1, "KILL"), (0, "KILL")]
     run.waiting()
-    run.end()
+    run.end(signal.SIGKILL)
 
 
 def test_a_waiting_rank_that_is_gone_is_started_anew(training: Callable[..., Training]) -> None:
@@ -143,20 +158,6 @@ def test_the_end_of_those_that_do_not_fit_is_not_waited_for(
     run.until(lambda: not procfs.is_alive(second))
     run.pids(2)
     run.end()
-
-
-def test_they_wait_with_nothing_open_and_end_with_a_killed_job(
-    training: Callable[..., Training],
-) -> None:
-    """What waits costs memory alone: no GPU, no port; none outlives the job, however it ends."""
-    run = training()
-    for pid in run.waiting():
-        maps = standbys.maps(pid)
-        assert "/dev/nvidia" not in maps
-        targets = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
-        assert sum(target.startswith("socket:") for target in targets) == 1
-        assert not [t for t in targets if str(run.scripts.directory) in t]
-    run.end(signal.SIGKILL)  # the other tests here end it by SIGTERM
 
 
 @pytest.mark.parametrize("env", [{"DDP_WARM": "0"}, {"DDP_MAX_RESTARTS": "0"}])

@@ -118,23 +118,6 @@ def test_a_stopped_rank_ends_the_job_with_76(
     assert Path(waiting["stack"]).stat().st_size
 
 
-def test_a_rank_stopped_for_20_s_goes_on(train: Callable[..., Training]) -> None:
-    """The default is patient, and sees that it goes on."""
-    training = train(*TRAIN, "--log-every", "10")
-    training.wait_for("first_step")
-    os.kill(training.pid(1), signal.SIGSTOP)
-    time.sleep(20)
-    os.kill(training.pid(1), signal.SIGCONT)
-    time.sleep(5)
-    training.process.terminate()
-    result = training.end()
-    assert result.code == 75
-    assert not result.of("hang_report")
-    last = result.of("last_beats")[0]["ranks"]
-    assert {rank["step"] for rank in last.values()} != {0}
-    assert not beats_left(result)
-
-
 def test_a_command_that_sleeps_is_ended(scripts: Scripts) -> None:
     """Silent for as long as was given, and no processor time: 76 for a foreign command, too."""
     scripts.env["DDP_MONITOR"] = "1"

@@ -140,20 +140,12 @@ def test_a_signal_before_there_were_ranks_is_a_stop_on_request() -> None:
     assert classify([reported], step_code=1).code == 1
 
 
-@pytest.mark.parametrize(
-    ("last_words", "blamed"),
-    [
-        (LOST_PEER, 2),
-        ("RuntimeError: NCCL error: ncclRemoteError: a call failed\n[rank0]: more", 2),
-        ("RuntimeError: NCCL error, unhandled system error\n[rank0]: ncclSystemError: x", 2),
-        ("ValueError: the data is bad", 0),
-        ("RuntimeError: CUDA error: x in NCCL's watchdog", 0),
-    ],
-)
-def test_who_only_lost_a_peer_is_not_the_cause(last_words: str, blamed: int) -> None:
+def test_who_only_lost_a_peer_is_not_the_cause() -> None:
     """Every rank of a foreign program fails with 1: its last words tell who only follows."""
-    logs = {0: f"step 5\n[rank0]: {last_words}\n", 2: "[rank2]: RuntimeError: no data\n"}
-    assert blame(ended(0, 1), ended(2, 1), ended(1, 0), logs=logs) == (blamed, 1)
+    logs = {0: f"step 5\n[rank0]: {LOST_PEER}\n", 2: "[rank2]: RuntimeError: no data\n"}
+    ends = (ended(0, 1), ended(2, 1), ended(1, 0))
+    assert blame(*ends, logs=logs) == (2, 1)
+    assert blame(*ends, logs=logs | {0: "[rank0]: ValueError: the data is bad\n"}) == (0, 1)
 
 
 def test_where_all_only_lost_a_peer_the_first_counts() -> None:
@@ -195,23 +187,17 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
 @pytest.mark.parametrize(
     ("log", "code", "why"),
     [
-        ("Traceback (most recent call last):\n  x\nlib.OtherError: x\n", 3, "lib.OtherError: x"),
-        ("trainer: y\nTraceback (most recent call last):\nImportError: x\n", 70, "ImportError: x"),
-        ("OtherError: x\nwith a second line\n", 1, "OtherError: x"),
-        ("train.py: error: unrecognized arguments: --x\n", 2, "train.py: error: unrecognized argu"),
+        ("trainer: y\nOtherError: x\n", 70, "OtherError: x"),
+        ("OtherError: x\n", 3, "OtherError: x"),
         ("trainer: y\n", 70, "y"),
         ("trainer: y\n", 3, ""),
-        ("OtherError: x\n" + "it goes on\n" * 6, 3, ""),
-        ("Exception ignored in: <x>\nOtherError: x\n", 3, ""),
         ("OtherError: of before\n", 139, ""),
     ],
 )
 def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why: str) -> None:
-    """Whoever wrote the program; one that it survived, and a signal's end, say nothing."""
+    """Whoever wrote the program; a signal's end says nothing."""
     ends = (ended(1, code, signal="SEGV" if code > 128 else None), ended(0, 0), ended(2, 0))
-    found = classify((*UPS, *ends), lambda _rank: log, step_code=code).why
-    assert found.startswith(why)
-    assert bool(found) == bool(why)
+    assert classify((*UPS, *ends), lambda _rank: log, step_code=code).why == why
 
 
 def test_whose_loss_was_not_finite_is_blamed() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer import forked
+
 REPOSITORY = Path(__file__).parents[2]
 _NOT_ROOTS = "-dac_override,-dac_read_search"
 """Root's right to any path."""
@@ -46,12 +48,21 @@ def trainer(folder: Path, *options: str, module: str = "trainer", **env: str) ->
 )
 @pytest.mark.slow
 def test_what_the_run_refuses_the_check_refuses(
-    tmp_path: Path, options: tuple[str, ...], env: dict[str, str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    clean_env: dict[str, str],
+    options: tuple[str, ...],
+    env: dict[str, str],
 ) -> None:
     """The same line, code 64, and nothing is left behind."""
-    checked = trainer(tmp_path, *options, "--check", **env)
-    assert checked[0] == 64
-    assert checked == trainer(tmp_path, *options, **env)
+    printed, ended = tmp_path_factory.mktemp("printed"), []
+    for name, words in (("checked", (*options, "--check")), ("run", options)):
+        files = (printed / f"{name}.out", printed / f"{name}.err")
+        rank = forked.start(words, clean_env | {"CUDA_VISIBLE_DEVICES": ""} | env, tmp_path, files)
+        ended.append((rank.wait(120), files[1].read_text()))
+    assert ended[0] == ended[1]
+    assert ended[0][0] == 64
+    assert ended[0][1].count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

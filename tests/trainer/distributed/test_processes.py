@@ -204,11 +204,3 @@ def test_no_garbage_is_looked_for_among_imports(clean_env: dict[str, str], tmp_p
         env=clean_env, cwd=tmp_path, check=True, timeout=300, capture_output=True, text=True,
     )  # fmt: skip
     assert run.stdout.startswith("False True True\n")
-
-
-def test_the_default_run_reads_held_out_digits(start_ranks: Start) -> None:
-    """Without any option, 2 ranks reach above 95 % on digits that they never trained on."""
-    started = start_ranks(2)
-    assert started.wait(200) == [0, 0]
-    assert started.run.summary()["test_accuracy"] > 0.95
-    assert (started.run.path / "checkpoints" / "best").exists()

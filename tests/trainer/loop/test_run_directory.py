@@ -86,7 +86,10 @@ def test_a_pipe_in_a_files_place_blocks_no_rank(
 def test_a_restart_by_torchrun_goes_on_in_the_same_directory(
     clean_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """With and without --rdzv-id: one directory, one more attempt, steps from the checkpoint."""
+    """With and without --rdzv-id: one directory, one more attempt, steps from the checkpoint.
+
+    A rank alone shows the second: each of torchrun's starts imports torch once a rank.
+    """
     clean_env["PYTHONPATH"] = str(Path(__file__).parents[3])
     program = tmp_path / "dies_once.py"
     program.write_text(
@@ -100,13 +103,13 @@ def test_a_restart_by_torchrun_goes_on_in_the_same_directory(
         "    sys.argv.append('--epochs=100000')\n"
         "sys.exit(main(sys.argv[1:], os.environ))\n"
     )
-    for number, rendezvous in enumerate((["--standalone"], [f"--master-port={free_port()}"])):
+    alone = ["--nproc-per-node=1", f"--master-port={free_port()}"]
+    for number, words in enumerate((["--nproc-per-node=2", "--standalone"], alone)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        torchrun = [sys.executable, "-m", "torch.distributed.run", *rendezvous]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *words, "--max-restarts=1"]
         ended = subprocess.run(
-            [*torchrun, "--nproc-per-node=2", "--max-restarts=1", program, *QUICK,
-             "--checkpoint-every=5", "--max-steps=60"],
+            [*torchrun, program, *QUICK, "--checkpoint-every=5", "--max-steps=60"],
             cwd=folder, env=clean_env, capture_output=True, text=True, check=False, timeout=180,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
