@@ -49,7 +49,7 @@ class Task:
             name: its own among those of the launch: its rank, or its node.
             log: what it writes goes to this file.
             loop: runs meanwhile.
-            adopts_orphans: every child of this process is the command's, or in `children`.
+            adopts_orphans: every child that this process gets is the command's, or in `children`.
 
         Raises:
             UsageError: the log cannot be opened.
@@ -70,6 +70,8 @@ class Task:
         self.on_ask: Callable[[], object] = lambda: None
         """Called when the node's watchdog is asked for a report."""
         self._adopts_orphans = adopts_orphans
+        self._inherited = {*processes.children()} if adopts_orphans else set()
+        """Of the program that became this process: Pyxis starts a mounted image's container so."""
         if adopts_orphans:
             processes.adopt_orphans()
         self._loop = loop
@@ -118,8 +120,10 @@ class Task:
         processes.end_all(self._left, _SWEEP_S, self._loop.pause)
 
     def _left(self) -> list[int]:
-        orphans = {*processes.children()} - self._own if self._adopts_orphans else set()
-        return processes.with_descendants({*self.descendants(), *orphans})
+        found = {*self.descendants()}
+        if self._adopts_orphans:
+            found |= {*processes.children()} - self._own - self._inherited
+        return processes.with_descendants(found)
 
     def descendants(self) -> list[int]:
         """Find the processes that the command has started, and the command."""

@@ -157,7 +157,7 @@ class Ranks:
     def end_standby(self) -> None:
         """End the ranks that wait, if any do."""
         if self._standby:
-            self._standby.end()
+            self._standby.end(is_lost=bool(self._now.lost))
             self._standby = None
 
     def sweep(self) -> None:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from jobs.backends.base import Backend, Step
     from jobs.loop import Loop
 
-_END_S = 1
-"""For each way to end it: ranks that wait end at once, but srun waits for a node that is lost."""
+_END_S, _LOST_S = 5, 1
+"""How long it may take to end: at once, but for a container that is still starting; srun says so
+where it is ended before. For a node that is lost it would wait."""
 
 
 class Standby:
@@ -45,12 +46,18 @@ class Standby:
         self._tell(json.dumps({"words": step.arguments, "environ": changed}).encode() + b"\n")
         return self._processes, self._fd
 
-    def end(self) -> None:
-        """End it: no attempt follows, or another one than it was meant for."""
+    def end(self, *, is_lost: bool = False) -> None:
+        """End it: no attempt follows, or another one than it was meant for.
+
+        Args:
+            is_lost: One of its nodes may be.
+
+        """
         self._tell(b"")
         pids = [process.pid for process in self._processes]
-        self._loop.run(lambda: not any(map(procfs.is_alive, pids)), _END_S)
-        processes.stop(pids, _END_S, self._loop.pause)
+        limit_s = _LOST_S if is_lost else _END_S
+        self._loop.run(lambda: not any(map(procfs.is_alive, pids)), limit_s)
+        processes.stop(pids, _LOST_S, self._loop.pause)
         os.close(self._fd)
 
     def _tell(self, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace as Named
@@ -13,17 +14,18 @@ from unittest.mock import Mock
 import pytest
 
 from jobs.backends.base import Layout, Step
-from jobs.loop import Timer
+from jobs.loop import Loop, Timer
 from jobs.messages import UsageError
 from jobs.supervisor.running import Ran, Ranks
 from jobs.supervisor.settings import Settings
+from jobs.supervisor.standby import Standby
 from rundir import procfs
+from tests.conftest import Cluster
 from tests.faults.job import parent
 from tests.growing import json_lines
 from tests.jobs import standbys
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
     from conftest import Scripts
@@ -158,6 +160,35 @@ def test_the_end_of_those_that_do_not_fit_is_not_waited_for(
     run.until(lambda: not procfs.is_alive(second))
     run.pids(2)
     run.end()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_those_whose_containers_still_start_end_by_themselves(
+    tmp_path: Path, *, is_lost: bool
+) -> None:
+    """An srun that is ended writes `forcing job termination`; for a lost node it would wait."""
+    log = tmp_path / "log"
+    script = f"trap 'echo forced >>{log}; exit' TERM; echo up >{log}; sleep 1.5 & wait"
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
+        words = ["bash", "-c", script]
+        started.append(subprocess.Popen(words, stdin=step.stdin, stdout=stdout))
+        return started
+
+    step = Step([], {}, Layout(1, 1, 1, 1), ["n"], "out", is_restart=True, is_standby=True)
+    backend: Any = Named(start=start)
+    loop = Loop()
+    one = Standby(loop, backend, step)
+    Cluster.until(lambda: log.exists() and log.read_text(), 10, "it is up")
+    before = signal.getsignal(signal.SIGCHLD)
+    loop.catch([signal.SIGCHLD], lambda _number: None)
+    one.end(is_lost=is_lost)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before)
+    assert started[0].wait() == 0
+    assert ("forced" in log.read_text()) is is_lost
 
 
 @pytest.mark.parametrize("env", [{"DDP_WARM": "0"}, {"DDP_MAX_RESTARTS": "0"}])

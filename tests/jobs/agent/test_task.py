@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs import processes
 from jobs.agent import task
 from jobs.agent.child import Streams
 from jobs.agent.task import Task, has_failed
@@ -159,6 +161,22 @@ def test_what_it_left_behind_is_ended(tmp_path: Path) -> None:
     (left,) = one.descendants()
     one.sweep()
     assert not procfs.is_alive(left)
+
+
+def test_children_from_before_are_not_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pyxis starts a mounted image's container so: without it the agent has no /proc, no Python."""
+    for name in ("adopt_orphans", "reap_orphans"):  # this process has children of its own
+        monkeypatch.setattr(processes, name, lambda *_: None)
+    sleep = ("sleep", "600")
+    with subprocess.Popen(sleep) as container:
+        one = Task({"DDP_LAUNCH_ID": "x"}, "0", str(tmp_path / "log"), Loop(), adopts_orphans=True)
+        with subprocess.Popen(sleep) as daemon:
+            one.sweep()
+        assert daemon.returncode == -signal.SIGTERM
+        assert container.poll() is None
+        container.kill()
 
 
 @pytest.mark.parametrize(
