@@ -10,6 +10,19 @@ from rundir.failure import classify, suspected_nodes
 
 LOST_PEER = "RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:7888. GLHF!"
 
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/code/a.py", line 8, in <module>\n    f()\n'
+)
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/code/a.py", line 8, in <module>
+  |     f()
+  | ExceptionGroup: several (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | ValueError: bad sample 17
+    +------------------------------------
+"""
+
 
 def event(name: str, rank: int | None = None, **keys: Any) -> dict[str, Any]:
     """An event as the agents write it."""
@@ -204,6 +217,18 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         ("OtherError: x\n" + "it goes on\n" * 6, 3, ""),
         ("Exception ignored in: <x>\nOtherError: x\n", 3, ""),
         ("OtherError: of before\n", 139, ""),
+        (
+            TRACEBACK + "zipfile.BadZipFile: File is not a zip file\n",
+            1,
+            "zipfile.BadZipFile: File is",
+        ),
+        (TRACEBACK + "StopIteration\n", 1, "StopIteration"),
+        (TRACEBACK + "lib.Missing: lr\n    full_key: lr\n", 1, "lib.Missing: lr"),
+        ("Exception ignored in: <x>\n" + TRACEBACK + "StopIteration\n", 1, ""),
+        (TRACEBACK + "SystemExit: 3\n", 3, ""),
+        (GROUP, 1, "ValueError: bad sample 17"),
+        ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", 2, "Error: No data:"),
+        ("╭─ Options ──╮\n│ --epochs   │\n╰────────────╯\n", 2, ""),
     ],
 )
 def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why: str) -> None:
