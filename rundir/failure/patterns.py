@@ -90,6 +90,9 @@ TABLE: tuple[Row, ...] = (
     Row("error", r"NVIDIA driver on your system is too old|CUDA driver version is insufficient|"
          r"unsupported display driver|no kernel image is available|unsupported toolchain", "user",
          "has a driver or a GPU that its torch is not built for"),
+    Row("error", r"(?m)unrecognized arguments: |No such option|Unrecognized options: |"
+         r"Unknown command line flag|Could not consume arg|^Key '.*' is not in struct", "user",
+         "was given an option that it does not have"),
     Row("error", r"CUDA error: device-side assert", "program", "failed an assertion on its GPU"),
     Row("error", r"CUDA error: an illegal memory access", "program",
          "used GPU memory that is not its own"),
