@@ -8,6 +8,10 @@ import pytest
 
 from rundir.failure import classify, suspected_nodes
 
+STORE_GONE = (
+    "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or"
+    " crash?"
+)
 LOST_PEER = "RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:7888. GLHF!"
 
 TRACEBACK = (
@@ -159,6 +163,7 @@ def test_a_signal_before_there_were_ranks_is_a_stop_on_request() -> None:
         (LOST_PEER, 2),
         ("RuntimeError: NCCL error: ncclRemoteError: a call failed\n[rank0]: more", 2),
         ("RuntimeError: NCCL error, unhandled system error\n[rank0]: ncclSystemError: x", 2),
+        (f"torch.distributed.DistNetworkError: {STORE_GONE}", 2),
         ("ValueError: the data is bad", 0),
         ("RuntimeError: CUDA error: x in NCCL's watchdog", 0),
     ],
