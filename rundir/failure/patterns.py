@@ -33,6 +33,7 @@ class Finding(NamedTuple):
 
 
 NONE_STARTED = "could not start its ranks"
+PORT_TAKEN = "found the port taken"
 _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 
 # Places, and what stands in them; only what is known of the end is filled:
@@ -99,8 +100,10 @@ TABLE: tuple[Row, ...] = (
     Row("error", r"CUDA error: ", "program", "broke its GPU's context"),
     Row("error", r"DataLoader worker \(pid.* (killed by signal|exited unexpectedly)", "program",
          "lost a worker of its data loader"),
+    Row("error", r"ProcessExitedException: .* signal SIG(KILL|TERM)", "killed",
+         "lost a process that it had spawned"),
     Row("nan", r"stop", "program", "met a loss or gradient that is not finite"),
-    Row("error", r"[Aa]ddress already in use|EADDRINUSE", "network", "found the port taken"),
+    Row("error", r"[Aa]ddress already in use|EADDRINUSE", "network", PORT_TAKEN),
     Row("error", r"Name or service not known|Temporary failure in name resolution|"
          r"No route to host|Network is unreachable", "network", "could not reach the others"),
     Row("early", r".+", "program", "lost a peer that had ended with code 0"),

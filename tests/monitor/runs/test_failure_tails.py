@@ -155,6 +155,9 @@ TAILS = [
      "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n")),
     # ---- Python and C
     ("plain", "program", f"{TB}{IN}IndexError: index 7 is out of bounds\n"),
+    ("a spawned process killed", "killed",
+     (f"{TB}    raise ProcessExitedException(\ntorch.multiprocessing.spawn.ProcessExitedException:"
+     " process 0 terminated with signal SIGKILL\n")),
     ("abort in C", "program", "free(): invalid pointer\nFatal Python error: Aborted\n"),
     ("no CUDA words in C", "program",
      "terminate called after throwing an instance of 'std::out_of_range'\n  what():  vector::at\n"),

@@ -174,6 +174,15 @@ def test_what_to_do_if_no_rank_came_up(story: Any) -> None:
     assert any(line.startswith("next    see srun's words") for line in shown(story.write()))
 
 
+def test_what_to_do_if_a_port_is_taken(story: Any) -> None:
+    """Each rank may spawn processes that all listen on one port: no link is to blame."""
+    story.start()
+    story.fail(1, 1, text="RuntimeError: port: 29500, name: EADDRINUSE, message: address in use\n")
+    text = "\n".join(shown(story.write()))
+    assert "next    unset MASTER_PORT; " in text
+    assert "DDP_NPROC_PER_NODE=1" in text
+
+
 def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:
     """Not its local rank, which is 0, where one of both tells."""
     samples = [("04:17:02", GpuSample(i, temp_c=50 + i), HostSample()) for i in range(3)]
