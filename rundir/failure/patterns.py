@@ -34,6 +34,7 @@ class Finding(NamedTuple):
 
 NONE_STARTED = "could not start its ranks"
 PORT_TAKEN = "found the port taken"
+NO_TASK = "asked Slurm for its rank, and is no task of its own"
 _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 
 # Places, and what stands in them; only what is known of the end is filled:
@@ -94,6 +95,8 @@ TABLE: tuple[Row, ...] = (
     Row("error", r"(?m)unrecognized arguments: |No such option|Unrecognized options: |"
          r"Unknown command line flag|Could not consume arg|^Key '.*' is not in struct", "user",
          "was given an option that it does not have"),
+    Row("error", r"KeyError: 'SLURM_(PROCID|LOCALID)'|missing 'SLURM_PROCID'|"
+         r"coordinator_address should be defined", "user", NO_TASK),
     Row("error", r"CUDA error: device-side assert", "program", "failed an assertion on its GPU"),
     Row("error", r"CUDA error: an illegal memory access", "program",
          "used GPU memory that is not its own"),

@@ -174,13 +174,34 @@ def test_what_to_do_if_no_rank_came_up(story: Any) -> None:
     assert any(line.startswith("next    see srun's words") for line in shown(story.write()))
 
 
-def test_what_to_do_if_a_port_is_taken(story: Any) -> None:
-    """Each rank may spawn processes that all listen on one port: no link is to blame."""
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        # each rank may spawn processes that all listen on one port: no link is to blame
+        (
+            "RuntimeError: port: 29500, name: EADDRINUSE, message: address in use",
+            "unset MASTER_PORT; ",
+        ),
+        ("KeyError: 'SLURM_PROCID'", "start a Slurm task for each rank: "),  # dinov2
+        (
+            "RuntimeError: … is missing 'SLURM_PROCID' in env variables",
+            "start a Slurm task for each",
+        ),
+        (
+            "ValueError: coordinator_address should be defined.",
+            "start a Slurm task for each rank: ",
+        ),
+    ],
+)
+def test_what_to_do_if_the_ranks_were_started_the_wrong_way(
+    story: Any, text: str, advice: str
+) -> None:
+    """No link is to blame, and the program need not be mended."""
     story.start()
-    story.fail(1, 1, text="RuntimeError: port: 29500, name: EADDRINUSE, message: address in use\n")
-    text = "\n".join(shown(story.write()))
-    assert "next    unset MASTER_PORT; " in text
-    assert "DDP_NPROC_PER_NODE=1" in text
+    story.fail(1, 1, text=f"{text}\n")
+    screen = "\n".join(shown(story.write()))
+    assert f"next    {advice}" in screen
+    assert "DDP_NPROC_PER_NODE" in screen
 
 
 def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:
