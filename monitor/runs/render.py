@@ -42,6 +42,8 @@ _INSTEAD = {
     patterns.NONE_STARTED: "see srun's words in the job's log: the image, its mounts, the nodes",
     patterns.PORT_TAKEN: "unset MASTER_PORT; where the program starts processes itself, as by"
     " mp.spawn, DDP_NPROC_PER_NODE=1",
+    patterns.NO_DOWNLOAD: "download it before the job, to where all nodes read it: they may have no"
+    " access to the Internet",
     patterns.NO_TASK: "start a Slurm task for each rank: --ntasks-per-node, no DDP_NPROC_PER_NODE",
 }
 """The same where the words of the failure say more than its class."""

@@ -34,7 +34,9 @@ class Finding(NamedTuple):
 
 NONE_STARTED = "could not start its ranks"
 PORT_TAKEN = "found the port taken"
+NO_DOWNLOAD = "could not download what it needs"
 NO_TASK = "asked Slurm for its rank, and is no task of its own"
+DOWNLOAD = "urlopen error|HTTPS?Connection|LocalEntryNotFoundError|Error downloading"
 _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 
 # Places, and what stands in them; only what is known of the end is filled:
@@ -107,6 +109,7 @@ TABLE: tuple[Row, ...] = (
          "lost a process that it had spawned"),
     Row("nan", r"stop", "program", "met a loss or gradient that is not finite"),
     Row("error", r"[Aa]ddress already in use|EADDRINUSE", "network", PORT_TAKEN),
+    Row("error", DOWNLOAD, "network", NO_DOWNLOAD),
     Row("error", r"Name or service not known|Temporary failure in name resolution|"
          r"No route to host|Network is unreachable", "network", "could not reach the others"),
     Row("early", r".+", "program", "lost a peer that had ended with code 0"),

@@ -6,7 +6,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
-from rundir.failure.patterns import FOLLOWS
+from rundir.failure.patterns import DOWNLOAD, FOLLOWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ ADVICE = re.compile(
 )
 """Lines that are the same below every error of CUDA, of Hydra, and of absl's flags."""
 _GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
-_OWN = re.compile(r"CUDA error: |DataLoader worker \(pid")
+_OWN = re.compile(rf"CUDA error: |DataLoader worker \(pid|{DOWNLOAD}")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
 _NUM_LAST = 3
 _NUM_BELOW = 5  # lines of an error below its first one
@@ -109,7 +109,8 @@ def last_exception(log_end: str) -> str:
 def consequence(reported: str | None, log_end: str) -> str:
     """Return the words that say that the rank only lost a peer; empty if it does not say so.
 
-    An error of CUDA is of its own GPU, and a loader's worker is a process of its own.
+    An error of CUDA is of its own GPU, a loader's worker is a process of its own, and what it
+    downloads is no peer's.
     """
     lines = reported.splitlines() if reported else errors_in(log_end)
     lines = [line[:MAX_LINE] for line in lines]

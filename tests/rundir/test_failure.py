@@ -165,6 +165,7 @@ def test_a_signal_before_there_were_ranks_is_a_stop_on_request() -> None:
         ("RuntimeError: NCCL error, unhandled system error\n[rank0]: ncclSystemError: x", 2),
         (f"torch.distributed.DistNetworkError: {STORE_GONE}", 2),
         ("ValueError: the data is bad", 0),
+        ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", 0),
         ("RuntimeError: CUDA error: x in NCCL's watchdog", 0),
     ],
 )

@@ -117,6 +117,12 @@ TAILS = [
      " already in use\n")),
     ("no such host", "network",
      f"{TB}socket.gaierror: [Errno -2] Name or service not known\n"),
+    ("download", "network",
+     f"{TB}urllib.error.URLError: <urlopen error [Errno 111] Connection refused>\n"),
+    ("download from the Hub", "network",
+     (f"{TB}httpcore2.ConnectError: [Errno -3] Temporary failure in name resolution\n{CAUSE}{TB}"
+     "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the"
+     " file on the Hub and we cannot find the requested files in the local cache.\n")),
     ("peer gone, gloo", "network",
      (f"{TB}RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by"
      " peer [10.0.0.2]:51612\n")),

@@ -193,15 +193,11 @@ def test_what_to_do_if_no_rank_came_up(story: Any) -> None:
         ),
     ],
 )
-def test_what_to_do_if_the_ranks_were_started_the_wrong_way(
-    story: Any, text: str, advice: str
-) -> None:
+def test_what_to_do_says_more_than_the_class(story: Any, text: str, advice: str) -> None:
     """No link is to blame, and the program need not be mended."""
     story.start()
     story.fail(1, 1, text=f"{text}\n")
-    screen = "\n".join(shown(story.write()))
-    assert f"next    {advice}" in screen
-    assert "DDP_NPROC_PER_NODE" in screen
+    assert f"next    {advice}" in "\n".join(shown(story.write()))
 
 
 def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:
