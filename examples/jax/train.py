@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import sys
+import traceback
 from pathlib import Path
 
 import jax
@@ -16,6 +18,14 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
 args = parser.parse_args()
 
+
+def end_at_once(*error):
+    """End after an exception: JAX would first wait five minutes for the others, and then abort."""
+    traceback.print_exception(*error)
+    os._exit(1)
+
+
+sys.excepthook = end_at_once
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 # Under one task a node MASTER_PORT itself is taken: torchrun keeps its store there.
 port = int(os.environ["MASTER_PORT"]) + (os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True")

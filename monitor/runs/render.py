@@ -38,7 +38,15 @@ ADVICE: dict[str | None, str] = {
     "killed": "look for who killed it: memory (sbatch --mem=…), an administrator, a node's reboot",
 }
 """What to do next, one line a class."""
-_OF_START = "see srun's words in the job's log: the image, what it mounts, the nodes"
+_INSTEAD = {
+    patterns.NONE_STARTED: "see srun's words in the job's log: the image, its mounts, the nodes",
+    patterns.PORT_TAKEN: "unset MASTER_PORT; where the program starts processes itself, as by"
+    " mp.spawn, DDP_NPROC_PER_NODE=1",
+    patterns.NO_DOWNLOAD: "download it before the job, to where all nodes read it: they may have no"
+    " access to the Internet",
+    patterns.NO_TASK: "start a Slurm task for each rank: --ntasks-per-node, no DDP_NPROC_PER_NODE",
+}
+"""The same where the words of the failure say more than its class."""
 
 _PARTS = {
     "compute_s": "compute (goodput)",
@@ -62,8 +70,7 @@ def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
     """Say what to do next, and how to go on from the last checkpoint."""
     text = ADVICE.get(attempt["failure_class"], ADVICE["program"])
     failure = attempt["failure"] or {}
-    if failure.get("words") == patterns.NONE_STARTED:
-        text = _OF_START
+    text = _INSTEAD.get(failure.get("words", ""), text)
     node = failure.get("node")
     text = text.format(exclude=f"sbatch --exclude={node}" if node else "sbatch --exclude=NODE")
     decision = (attempt["decision"] or {}).get("decision")

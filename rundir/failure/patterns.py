@@ -33,6 +33,10 @@ class Finding(NamedTuple):
 
 
 NONE_STARTED = "could not start its ranks"
+PORT_TAKEN = "found the port taken"
+NO_DOWNLOAD = "could not download what it needs"
+NO_TASK = "asked Slurm for its rank, and is no task of its own"
+DOWNLOAD = "urlopen error|HTTPS?Connection|LocalEntryNotFoundError|Error downloading"
 _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 
 # Places, and what stands in them; only what is known of the end is filled:
@@ -90,14 +94,22 @@ TABLE: tuple[Row, ...] = (
     Row("error", r"NVIDIA driver on your system is too old|CUDA driver version is insufficient|"
          r"unsupported display driver|no kernel image is available|unsupported toolchain", "user",
          "has a driver or a GPU that its torch is not built for"),
+    Row("error", r"(?m)unrecognized arguments: |No such option|Unrecognized options: |"
+         r"Unknown command line flag|Could not consume arg|^Key '.*' is not in struct", "user",
+         "was given an option that it does not have"),
+    Row("error", r"KeyError: 'SLURM_(PROCID|LOCALID)'|missing 'SLURM_PROCID'|"
+         r"coordinator_address should be defined", "user", NO_TASK),
     Row("error", r"CUDA error: device-side assert", "program", "failed an assertion on its GPU"),
     Row("error", r"CUDA error: an illegal memory access", "program",
          "used GPU memory that is not its own"),
     Row("error", r"CUDA error: ", "program", "broke its GPU's context"),
     Row("error", r"DataLoader worker \(pid.* (killed by signal|exited unexpectedly)", "program",
          "lost a worker of its data loader"),
+    Row("error", r"ProcessExitedException: .* signal SIG(KILL|TERM)", "killed",
+         "lost a process that it had spawned"),
     Row("nan", r"stop", "program", "met a loss or gradient that is not finite"),
-    Row("error", r"[Aa]ddress already in use|EADDRINUSE", "network", "found the port taken"),
+    Row("error", r"[Aa]ddress already in use|EADDRINUSE", "network", PORT_TAKEN),
+    Row("error", DOWNLOAD, "network", NO_DOWNLOAD),
     Row("error", r"Name or service not known|Temporary failure in name resolution|"
          r"No route to host|Network is unreachable", "network", "could not reach the others"),
     Row("early", r".+", "program", "lost a peer that had ended with code 0"),
@@ -127,7 +139,8 @@ BY_SLURM = {
 FOLLOWS = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Broken pipe|Connection refused|Socket Timeout|"
     r"remote process exited|ncclRemoteError|ncclSystemError|NCCL.*(watchdog|timeout)|"
-    r"TCPStore(?!.*(in use|EADDRINUSE))|store->get|recvValue failed|Timed out waiting"
+    r"TCPStore(?!.*(in use|EADDRINUSE))|store->get|recvValue failed|Connection was likely closed|"
+    r"Timed out waiting"
 )
 """What a rank says whose peer failed first: the consequence of a failure, never its cause."""
 

@@ -6,15 +6,22 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
-from rundir.failure.patterns import FOLLOWS
+from rundir.failure.patterns import DOWNLOAD, FOLLOWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)?")
+_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)?(?: *[|│] ?)*")
+"""Of a rank; and the frame that rich, and a group of exceptions, have at the left."""
+_RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
+_COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
+"""The top of the frame in which Typer and tyro refuse a command line."""
 _EXCEPTION = re.compile(
     r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*|Fatal Python error.*"
+    r"|ERROR: Could not consume arg.*|FATAL Flags parsing error.*"
 )
+_NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
+"""What ends a traceback: any class may be raised."""
 _FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
 _UNHEARD = re.compile(r"Exception ignored in|--- Logging error ---|Exception in thread")
 _ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_FOLLOWING.pattern}")
@@ -23,12 +30,13 @@ _CHAINED = re.compile(
 )
 ADVICE = re.compile(
     r"^(?:Search for `cuda|CUDA kernel errors might be asynchronously|"
-    r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`).*",
+    r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`|"
+    r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull).*",
     re.MULTILINE,
 )
-"""Lines of torch's, the same below every error of CUDA."""
+"""Lines that are the same below every error of CUDA, of Hydra, and of absl's flags."""
 _GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
-_OWN = re.compile(r"CUDA error: |DataLoader worker \(pid")
+_OWN = re.compile(rf"CUDA error: |DataLoader worker \(pid|{DOWNLOAD}")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
 _NUM_LAST = 3
 _NUM_BELOW = 5  # lines of an error below its first one
@@ -62,16 +70,20 @@ def errors_in(log_end: str) -> list[str]:
 
 
 def _lines(log_end: str) -> list[str]:
-    lines = (_PREFIX.sub("", line).rstrip() for line in log_end.splitlines()[-_NUM_LINES:])
-    return [line for line in lines if line]
+    text = _COMPLAINT.sub("Error:", log_end)
+    lines = (_PREFIX.sub("", line).rstrip(" \t│") for line in text.splitlines()[-_NUM_LINES:])
+    return [line for line in lines if not _RULE.fullmatch(line) and not ADVICE.match(line)]
 
 
 def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:
     """Tell whether a line is an exception that may have ended the program."""
-    if not _EXCEPTION.match(line) or _FOLLOWING.match(line) or _UNHEARD.match(line):
+    if _FOLLOWING.match(line) or _UNHEARD.match(line):
         return False
     begin = next((n for n in range(number - 1, -1, -1) if not lines[n].startswith(" ")), None)
     head = "" if begin is None else lines[begin]
+    ends_traceback = head.startswith("Traceback") and _NAME.match(line)
+    if not ends_traceback and not _EXCEPTION.match(line):
+        return False
     if head.startswith("Traceback") and begin:
         head = lines[begin - 1]
     return not _UNHEARD.match(head)
@@ -82,8 +94,8 @@ def headline(reported: str | None, log_end: str) -> str:
     if reported:
         return reported[:MAX_LINE]
     errors = errors_in(log_end)
-    exceptions = [line for line in errors if _EXCEPTION.match(line)]
-    return (exceptions or errors or [""])[-1]
+    heads = [line for line in errors if not line.startswith(" ")]
+    return (heads or errors or [""])[-1]
 
 
 def last_exception(log_end: str) -> str:
@@ -97,7 +109,8 @@ def last_exception(log_end: str) -> str:
 def consequence(reported: str | None, log_end: str) -> str:
     """Return the words that say that the rank only lost a peer; empty if it does not say so.
 
-    An error of CUDA is of its own GPU, and a loader's worker is a process of its own.
+    An error of CUDA is of its own GPU, a loader's worker is a process of its own, and what it
+    downloads is no peer's.
     """
     lines = reported.splitlines() if reported else errors_in(log_end)
     lines = [line[:MAX_LINE] for line in lines]

@@ -114,3 +114,13 @@ def test_lightnings_fsdp_refuses_cpus(example: Callable[[str], Example]) -> None
     run = example("lightning").start("python train.py --strategy fsdp --steps 200")
     assert run.end() == ("FAILED", 1, 0)
     assert "The strategy `fsdp` requires a GPU accelerator" in run.log
+
+
+@pytest.mark.parametrize("example", ["in place"], indirect=True)
+def test_an_exception_in_one_rank_ends_jax(example: Callable[[str], Example]) -> None:
+    """At its exit JAX would wait five minutes for the other ranks, and then abort."""
+    command = "bash -c 'mkdir -p $DDP_RUN_DIR/checkpoint.new; exec python train.py --steps 200'"
+    run = example("jax").start(command, DDP_MAX_RESTARTS="0")
+    assert run.end() == ("FAILED", 1, 0)
+    assert "rank 0" in run.log.splitlines()[-1]
+    assert "ended with code 1: IsADirectoryError" in run.log.splitlines()[-1]

@@ -7,7 +7,22 @@ import pytest
 from rundir.failure import words
 from tests.rundir.test_failure import LOST_PEER
 
-TRACEBACK = "Traceback (most recent call last):\n  x\n"
+STORE_GONE = (
+    "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or"
+    " crash?"
+)
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/code/a.py", line 8, in <module>\n    f()\n'
+)
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/code/a.py", line 8, in <module>
+  |     f()
+  | ExceptionGroup: several (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | ValueError: bad sample 17
+    +------------------------------------
+"""
 
 
 @pytest.mark.parametrize(
@@ -20,6 +35,14 @@ TRACEBACK = "Traceback (most recent call last):\n  x\n"
         ("trainer: y\n", ""),
         ("OtherError: x\n" + "it goes on\n" * 6, ""),
         ("Exception ignored in: <x>\nOtherError: x\n", ""),
+        (f"{TRACEBACK}zipfile.BadZipFile: File is not a zip file\n", "zipfile.BadZipFile: File is"),
+        (f"{TRACEBACK}StopIteration\n", "StopIteration"),
+        (f"{TRACEBACK}lib.Missing: lr\n    full_key: lr\n", "lib.Missing: lr"),
+        (f"Exception ignored in: <x>\n{TRACEBACK}StopIteration\n", ""),
+        (f"{TRACEBACK}SystemExit: 3\n", ""),
+        (GROUP, "ValueError: bad sample 17"),
+        ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", "Error: No data:"),
+        ("╭─ Options ──╮\n│ --epochs   │\n╰────────────╯\n", ""),
     ],
 )
 def test_the_exception_with_which_a_log_ends(log: str, found: str) -> None:
@@ -34,7 +57,9 @@ def test_the_exception_with_which_a_log_ends(log: str, found: str) -> None:
         (LOST_PEER, True),
         ("RuntimeError: NCCL error: ncclRemoteError: a call failed\n[rank0]: more", True),
         ("RuntimeError: NCCL error, unhandled system error\n[rank0]: ncclSystemError: x", True),
+        (f"torch.distributed.DistNetworkError: {STORE_GONE}", True),
         ("ValueError: the data is bad", False),
+        ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", False),
         ("RuntimeError: CUDA error: x in NCCL's watchdog", False),
     ],
 )

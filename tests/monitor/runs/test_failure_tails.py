@@ -117,6 +117,12 @@ TAILS = [
      " already in use\n")),
     ("no such host", "network",
      f"{TB}socket.gaierror: [Errno -2] Name or service not known\n"),
+    ("download", "network",
+     f"{TB}urllib.error.URLError: <urlopen error [Errno 111] Connection refused>\n"),
+    ("download from the Hub", "network",
+     (f"{TB}httpcore2.ConnectError: [Errno -3] Temporary failure in name resolution\n{CAUSE}{TB}"
+     "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the"
+     " file on the Hub and we cannot find the requested files in the local cache.\n")),
     ("peer gone, gloo", "network",
      (f"{TB}RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by"
      " peer [10.0.0.2]:51612\n")),
@@ -127,8 +133,37 @@ TAILS = [
     ("NCCL's own memory", "program",
      (f"{TB}{NCCL}unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function failed.\n"
      "Last error:\nCuda failure 2 'out of memory'\n")),
+    # ---- an option that the program does not have: argparse, click, Typer, tyro, absl, Fire, Hydra
+    ("argparse", "user",
+     "usage: a.py [-h]\na.py: error: unrecognized arguments: --epoch 3\n"),
+    ("click", "user",
+     ("Usage: a.py [OPTIONS]\nTry 'a.py --help' for help.\n\n"
+     "Error: No such option '--epoch'. Did you mean '--epochs'?\n")),
+    ("Typer", "user",
+     ("Usage: a.py [OPTIONS]\nTry 'a.py --help' for help.\n"
+     f"╭─ Error {'─' * 69}╮\n│ No such option: --epoch (Possible options: --epochs){' ' * 25}│\n"
+     f"╰{'─' * 78}╯\n")),
+    ("tyro", "user",
+     ("╭─ Unrecognized options ──────────────────╮\n│ Unrecognized options: --epoch, 3        │\n"
+     "│ ─────────────────────────────────────── │\n│ Perhaps you meant:                      │\n"
+     "│     --epochs INT                        │\n│         (default: 3)                    │\n"
+     "│ ─────────────────────────────────────── │\n│ For full helptext, run a.py --help      │\n"
+     "╰─────────────────────────────────────────╯\n")),
+    ("absl", "user",
+     ("FATAL Flags parsing error: Unknown command line flag 'epoch'. Did you mean: epochs ?\n"
+     "Pass --helpshort or --helpfull to see help on flags.\n")),
+    ("Fire", "user",
+     ("ERROR: Could not consume arg: --epoch\nUsage: a.py -\n\n"
+     "For detailed information on this command, run:\n  a.py - --help\n")),
+    ("Hydra", "user",
+     ("Could not override 'epoch'.\nTo append to your config use +epoch=3\n"
+     "Key 'epoch' is not in struct\n    full_key: epoch\n    object_type=dict\n\n"
+     "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n")),
     # ---- Python and C
     ("plain", "program", f"{TB}{IN}IndexError: index 7 is out of bounds\n"),
+    ("a spawned process killed", "killed",
+     (f"{TB}    raise ProcessExitedException(\ntorch.multiprocessing.spawn.ProcessExitedException:"
+     " process 0 terminated with signal SIGKILL\n")),
     ("abort in C", "program", "free(): invalid pointer\nFatal Python error: Aborted\n"),
     ("no CUDA words in C", "program",
      "terminate called after throwing an instance of 'std::out_of_range'\n  what():  vector::at\n"),

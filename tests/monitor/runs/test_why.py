@@ -174,6 +174,32 @@ def test_what_to_do_if_no_rank_came_up(story: Any) -> None:
     assert any(line.startswith("next    see srun's words") for line in shown(story.write()))
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        # each rank may spawn processes that all listen on one port: no link is to blame
+        (
+            "RuntimeError: port: 29500, name: EADDRINUSE, message: address in use",
+            "unset MASTER_PORT; ",
+        ),
+        ("KeyError: 'SLURM_PROCID'", "start a Slurm task for each rank: "),  # dinov2
+        (
+            "RuntimeError: … is missing 'SLURM_PROCID' in env variables",
+            "start a Slurm task for each",
+        ),
+        (
+            "ValueError: coordinator_address should be defined.",
+            "start a Slurm task for each rank: ",
+        ),
+    ],
+)
+def test_what_to_do_says_more_than_the_class(story: Any, text: str, advice: str) -> None:
+    """No link is to blame, and the program need not be mended."""
+    story.start()
+    story.fail(1, 1, text=f"{text}\n")
+    assert f"next    {advice}" in "\n".join(shown(story.write()))
+
+
 def test_the_failed_ranks_gpu_is_the_verdicts_or_the_logs(story: Any) -> None:
     """Not its local rank, which is 0, where one of both tells."""
     samples = [("04:17:02", GpuSample(i, temp_c=50 + i), HostSample()) for i in range(3)]
