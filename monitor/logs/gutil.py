@@ -87,12 +87,9 @@ class Layout:
         return "".join(parts)
 
     def _fitting(self, cells: Sequence[object]) -> list[object]:
-        """Leave out what is too wide for its cell: it would move the rest, and cost the row.
-
-        The columns of dmon are left as dmon writes them.
-        """
+        """Leave out what is too wide for its cell: it would move the rest, and cost the row."""
         return [
-            NO_READING if c.letter not in BASE_LETTERS and len(str(cell)) > c.width else cell
+            NO_READING if len(str(cell)) > c.width else cell
             for c, cell in zip(self.columns, cells, strict=True)
         ]
 

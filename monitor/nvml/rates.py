@@ -5,6 +5,7 @@ Each keeps what it saw last. The first poll, and one after the GPU was away, has
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from ctypes import byref, c_int, c_ulonglong
@@ -193,7 +194,7 @@ class Gpm:
         answers = _GPM_ANSWERS.unpack_from(self._request, _GPM_OFFSET)
         for name, refusal, share in zip(_GPM_METRICS, answers[::2], answers[1::2], strict=True):
             # a NaN is what GPM gives for an idle GPU on some drivers: no reading
-            if not refusal and share == share:  # noqa: PLR0124
+            if not refusal and 0 <= share < math.inf:
                 values[name] = round(share)
         return None
 

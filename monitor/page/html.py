@@ -15,7 +15,7 @@ from monitor.logs import series
 from monitor.page import data
 from monitor.plot import metrics
 from monitor.plot.picture import report_skipped
-from monitor.whole_file import beside, suffix_of
+from monitor.whole_file import beside, check, suffix_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -46,6 +46,7 @@ def run(options: Namespace) -> int:
 def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
     """Write run directories and logs into one page; 0."""
     suffix_of(out, SUFFIXES)
+    check(out, paths)
     whole = series.load(paths, metrics.WANTED | engine.columns())
     payload = data.payload(whole, title)
     payload["findings"] = data.findings(whole, payload["axis"])

@@ -9,7 +9,7 @@ from monitor.errors import UserError
 from monitor.logs import series
 from monitor.plot import metrics as plot_metrics
 from monitor.plot.picture import picture, report_skipped
-from monitor.whole_file import beside, suffix_of
+from monitor.whole_file import beside, check, suffix_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -42,6 +42,7 @@ def run(options: Namespace) -> int:
     """Draw, and print the file's name; 0."""
     out, width_mm = options.out, options.width
     suffix = suffix_of(out, SUFFIXES)
+    check(out, options.paths)
     least, most = _WIDTHS_MM
     if not least <= width_mm <= most:
         raise UserError(

@@ -13,7 +13,7 @@ from rundir.preflight.verdict import Reading
 from rundir.procfs import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from monitor.logs.log_events import LogEvent
@@ -29,9 +29,8 @@ def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None
     events: list[LogEvent] = []
     nvml = Nvml(_LETTERS, ProcessStop(os.getppid()), events.append, named=named)
     polled = nvml.read()
-    driver = dict(polled.facts).get("driver", "-")
-    if driver != "-":
-        add(Reading("driver", driver))
+    for reading in _of_facts(dict(polled.facts)):
+        add(reading)
     for gpu in polled.gpus:
         if gpu.index is not None:
             for reading in _of_sample(gpu, launch_id):
@@ -47,6 +46,14 @@ def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None
         ):
             if value is not None:
                 add(Reading(name, value, f"GPU {index}"))
+
+
+def _of_facts(facts: Mapping[str, str]) -> Iterator[Reading]:
+    driver, gpus = facts.get("driver", "-"), facts["gpus"]
+    if driver != "-":
+        yield Reading("driver", driver)
+    if not any(name.startswith("mig ") for name in facts):  # a job's instances may share one
+        yield Reading("nvml_gpus", int(gpus)) if gpus.isdecimal() else Reading("nvml_gpus", 0, gpus)
 
 
 def _of_sample(gpu: GpuSample, launch_id: str) -> Iterator[Reading]:

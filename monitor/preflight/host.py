@@ -127,7 +127,7 @@ def run_directory(run_dir: str, node: str, launch_id: str) -> Iterator[Reading]:
         beside.rename(ours)
         is_seen = theirs.read_text() == launch_id
     except OSError as error:
-        yield Reading("run_dir_unseen", 1, f"{error.strerror}: {error.filename}")
+        yield Reading("run_dir_unseen", 1, f"{error.strerror}: {error.filename or ours}")
         return
     yield Reading("run_dir_s", time.monotonic() - began_s)
     yield Reading("run_dir_unseen", int(not is_seen), "the supervisor's file")

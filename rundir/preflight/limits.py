@@ -62,6 +62,7 @@ TABLE = (
     Check("cpu_gbit_per_s", "Gbit/s", 0.3, SHARE, SITE, "all-reduce, without GPU", _BUSY, True),
     Check("pair_gbit_per_s", "Gbit/s", 0.5, SHARE, HARDWARE, "all-reduce of two nodes", _CABLE),
     # ---- each GPU, by NVML
+    Check("nvml_gpus", "GPUs", 1, SHARE, HARDWARE, "GPUs that NVML finds", _REPORT),
     Check("ecc_uncorrected", "errors", 0, AT_MOST, HARDWARE, "since the driver started", _RESET),
     Check("ecc_pending", "pages", 0, AT_MOST, HARDWARE, "memory pages to be retired", _RESET),
     Check("remap_pending", "rows", 0, AT_MOST, HARDWARE, "memory rows to be remapped", _RESET),

@@ -120,6 +120,24 @@ def test_a_full_disk_is_one_line(command: str, log: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("command", "suffix"), [("plot", ".svg"), ("html", ".html")])
+def test_a_picture_replaces_no_pipe_and_no_log(
+    command: str, suffix: str, log: Path, ask: Any
+) -> None:
+    """Nor a device, by a link with the right ending: as root that would be the machine's own."""
+    pipe, link = log.with_name("pipe"), log.with_name(f"link{suffix}")
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    code, out, err = ask(command, log, "--out", link)
+    assert (code, out, err.count("\n")) == (64, "", 1)
+    assert "--out must be a regular file" in err
+    assert pipe.is_fifo()
+    named = log.rename(log.with_suffix(suffix))
+    code, out, err = ask(command, named, "--out", named)
+    assert (code, out, err.count("\n")) == (64, "", 1)
+    assert "among the inputs" in err
+
+
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_failure_of_watch(log: Path) -> None:
     """`watch | true`: rich alone would end with code 1."""

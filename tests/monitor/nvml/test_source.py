@@ -52,9 +52,13 @@ def test_memory_temperature_and_protected_memory(driver: Any) -> None:
     assert (second["mem_temp_c"], second["protected_used_mib"]) == (None, None)
 
 
-def test_gpm_needs_two_samples(driver: Any) -> None:
-    """SM and tensor activity come from the second poll on; a NaN or a refusal is no reading."""
-    driver.does("set gpm * 1", "set gpm2 * 91.6", "set gpm5 * nan")
+@pytest.mark.parametrize("share", ["nan", "-3", "inf"])
+def test_gpm_needs_two_samples(driver: Any, share: str) -> None:
+    """SM and tensor activity come from the second poll on; a refusal is no reading.
+
+    Nor is what is no share: a negative number would cost the row.
+    """
+    driver.does("set gpm * 1", "set gpm2 * 91.6", f"set gpm5 * {share}")
     first, second = poll(driver, "pumtg", times=2)
     assert first["gpus"][0]["sm_active_pct"] is None
     assert second["gpus"][0]["sm_active_pct"] == 92

@@ -75,6 +75,28 @@ def test_a_lost_gpu_and_a_call_that_hangs(driver: Any, tmp_path: Path) -> None:
     assert ("hung", "GPU 0: nvmlDeviceGetPowerUsage") in read
 
 
+@pytest.mark.parametrize(
+    ("line", "num", "why"),
+    [
+        ("gpus 1", 1, ""),
+        ("noinit 18", 0, "no readings: RM has detected an NVML/RM version mismatch."),
+        ("dead 12", 0, "no readings: NVML answers nothing more"),
+    ],
+)
+def test_gpus_are_counted_where_torch_is_not_there_to(
+    driver: Any, tmp_path: Path, line: str, num: int, why: str
+) -> None:
+    """A node with fewer than the others, or none that answers, says so, and why."""
+    driver.does("gpus 2", line)
+    assert ["nvml_gpus", num, why] in report(driver, tmp_path)
+
+
+def test_gpus_cut_into_instances_are_not_counted(driver: Any, tmp_path: Path) -> None:
+    """The job's instances may lie on more GPUs on another node, and nothing is wrong."""
+    driver.does("gpus 2", "set mig 1 2")
+    assert "nvml_gpus" not in [name for name, _, _ in report(driver, tmp_path)]
+
+
 def test_a_driver_that_hangs_altogether_is_reported_in_time(driver: Any, tmp_path: Path) -> None:
     """The process ends after the time limit of a stage, with what it has."""
     driver.does("gpus 1", "slow nvmlDeviceGetCurrPcieLinkWidth 30000")

@@ -1,5 +1,7 @@
 """The host as the preflight reads it, from made roots: what is wrong is read, what is well too."""
 
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -86,3 +88,17 @@ def test_the_run_directory_is_written_and_the_supervisors_file_seen(
     assert read["run_dir_unseen"] == int(start != "7.1.5")
     if start:
         assert Path(files.preflight("n1")).read_text() == "7.1.5"
+
+
+def test_a_disk_or_a_quota_that_is_full_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's error of a write has no name in it."""
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    (tmp_path / ".preflight").mkdir()
+    *_, last = host.run_directory(str(tmp_path), "n1", "7.1.5")
+    assert last == ("run_dir_unseen", 1, f"Disk quota exceeded: {tmp_path}/.preflight/n1")
