@@ -15,11 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError, emit, printable
+from monitor.errors import UserError, emit
 from monitor.words import and_more
 from rundir import events as event_log
 from rundir import paths as run_files
 from rundir.plain import open_plain
+from rundir.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
