@@ -21,7 +21,7 @@ expand_grid() {
         [[ $option ]] || continue
         [[ $seen != *" $option "* ]] || die "an option of the grid must have one line; found a second one for $option; write all its values in one"
         seen+="$option "
-        [[ $option == --* && $values ]] ||
+        [[ $option == --* && $option != *=* && $values ]] ||
             die "a line of the grid must be an option and its values; found '$line'; write for example --lr 0.01 0.1"
         grown=()
         for point in "${points[@]}"; do

@@ -3,7 +3,7 @@
 import os
 from contextlib import suppress
 
-from rundir.text import problem
+from rundir.text import printable, problem
 
 
 class UserError(ValueError):
@@ -23,18 +23,6 @@ class UserError(ValueError):
     def __str__(self) -> str:
         """Return the one form of a message."""
         return problem(*self.args)
-
-
-def printable(text: str) -> str:
-    r"""Write as `\x1b`, `\n` or `\udcff` what moves a terminal's cursor, ends a line or is no text.
-
-    Names of files and the text of logs are anybody's: they must not reach a terminal as they are.
-    """
-    return text if text.isprintable() else "".join(map(_visible, text))
-
-
-def _visible(char: str) -> str:
-    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
 def emit(message: str) -> None:

@@ -25,12 +25,11 @@ def replacing(path: str, *, mode: int | None = None) -> Iterator[str]:
     Where the block fails, nothing is left behind and the file stays as it was.
 
     Args:
-        path: a link is followed.
+        path: a link is not followed, and is replaced itself: who may write there may have made it.
         mode: permissions, whatever the umask; None: as the umask has it.
 
     """
-    target = os.path.realpath(path)
-    folder, name = os.path.split(target)
+    folder, name = os.path.split(path)
     # hidden, and not ending in .prom: node_exporter would read it half written
     # with the node's name: on another one, a process may have the same number
     new = os.path.join(folder, f".{name}.{os.uname().nodename}.{os.getpid()}.new")  # noqa: PTH118
@@ -39,7 +38,7 @@ def replacing(path: str, *, mode: int | None = None) -> Iterator[str]:
         if mode is not None:
             os.chmod(new, mode)  # noqa: PTH101
         yield new
-        os.replace(new, target)  # noqa: PTH105
+        os.replace(new, path)  # noqa: PTH105
     finally:
         with suppress(FileNotFoundError):
             os.unlink(new)  # noqa: PTH108
@@ -47,9 +46,9 @@ def replacing(path: str, *, mode: int | None = None) -> Iterator[str]:
 
 @contextmanager
 def beside(out: str, *, mode: int | None = None) -> Iterator[str]:
-    """Do as `replacing` for `--out`; UserError where it cannot be written."""
+    """Do as `replacing` for `--out`, where a link leads; UserError where it cannot be written."""
     try:
-        with replacing(out, mode=mode) as path:
+        with replacing(os.path.realpath(out), mode=mode) as path:
             yield path
     except OSError as error:
         raise UserError(

@@ -12,7 +12,19 @@ def problem(rule: object, found: object, remedy: object) -> str:
         remedy: what to do: "unset it".
 
     """
-    return " ".join(f"{rule}; found {found}; {remedy}".split())
+    return printable(" ".join(f"{rule}; found {found}; {remedy}".split()))
+
+
+def printable(text: str) -> str:
+    r"""Write as `\x1b`, `\n` or `\udcff` what moves a terminal's cursor, ends a line or is no text.
+
+    Names of files, logs and checkpoints are anybody's: they must not reach a terminal as they are.
+    """
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
 def counted(num: object, noun: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rundir import codes, paths
 from rundir.events import finite
-from rundir.text import counted
+from rundir.text import counted, printable
 from trainer import command
 from trainer.checkpoint.layout import find, find_folder, split_rank
 from trainer.checkpoint.manifest import DamagedError, UnknownError, UnreadableError
@@ -41,7 +41,11 @@ def main(argv: Sequence[str]) -> int:
         "latest": folder.pointed(paths.LATEST) if folder else None,
         "best": folder.pointed(paths.BEST) if folder else None,
     }
-    print(json.dumps(report, indent=1, default=str) if options.json else "\n".join(_lines(report)))
+    print(
+        json.dumps(report, indent=1, default=str)
+        if options.json
+        else "\n".join(map(printable, _lines(report)))
+    )
     has_problem = report["problem"] or any(report["others"].values())
     return codes.USAGE if has_problem else codes.FINISHED
 

@@ -106,13 +106,18 @@ def _nodes_at_last(run: Run) -> dict[str, set[str]]:
 def _ended_early(nodes: list[GpuSeries], at_last: set[str], at: Thresholds) -> Iterator[Finding]:
     """Find nodes whose log ends long before those of the job's other nodes.
 
-    The job may have left some itself, as by a requeue: its last start is on those `at_last`.
+    The job may have left some itself, as by a requeue: its last start is on those `at_last`. A node
+    whose clock is off begins as much before the others as it ends.
     """
-    ends_s = [float(series.time_s[-1]) - _zone_s(series, nodes) for series in nodes]
-    for series, end_s in zip(nodes, ends_s, strict=True):
-        missing_s = max(ends_s) - end_s
+    zones_s = np.array([_zone_s(series, nodes) for series in nodes])
+    begins_s, ends_s = np.array([series.time_s[[0, -1]] for series in nodes]).T - zones_s
+    for series, begin_s, end_s in zip(nodes, begins_s, ends_s, strict=True):
+        limit_s = _longest_s(series.interval_s, at)
+        is_later = ends_s > end_s + limit_s
+        earlier_s = (begins_s - begin_s) - (ends_s - end_s)
         is_left = at_last and _short(series.host) not in at_last
-        if missing_s > _longest_s(series.interval_s, at) and not is_left:
+        if (np.abs(earlier_s[is_later]) > limit_s).any() and not is_left:
+            missing_s = float(ends_s.max() - end_s)
             yield readings.finding(
                 "warning",
                 series,

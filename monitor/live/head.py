@@ -6,11 +6,10 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from monitor.errors import printable
 from monitor.live import sparkline
 from monitor.live.snapshot import GONE, LOST, STATES, total
 from monitor.words import NONE
-from rundir.text import counted
+from rundir.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

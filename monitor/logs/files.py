@@ -15,11 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError, emit, printable
+from monitor.errors import UserError, emit
 from monitor.words import and_more
 from rundir import events as event_log
 from rundir import paths as run_files
 from rundir.plain import open_plain
+from rundir.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,7 +45,8 @@ _ROTATED = re.compile(
     rf"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{{0,3}})({'|'.join(map(re.escape, _PACKED))})?",
     re.ASCII | re.DOTALL,
 )
-_NAME = re.compile(r"slurm-(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
+_JOB = "slurm-"
+_NAME = re.compile(rf"{_JOB}(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
 
 
 def no_text(beginning: bytes | bytearray) -> str | None:
@@ -187,7 +189,8 @@ def beside_run(run_dir: str) -> list[str]:
     for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):  # noqa: PTH100
         folder, name = os.path.split(whole)
         with reading_folder(folder):
-            logs += no_pipes(in_folder(folder, {name.removeprefix("slurm-"), *jobs}))
+            own = [name.removeprefix(_JOB)] if name.startswith(_JOB) else []
+            logs += no_pipes(in_folder(folder, {*own, *jobs}))
     return logs
 
 

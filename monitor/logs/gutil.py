@@ -13,9 +13,10 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError, printable
+from monitor.errors import UserError
 from monitor.logs import columns
 from monitor.logs.columns import BASE_LETTERS, NO_READING
+from rundir.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monitor.errors import printable
 from monitor.logs import clock, facts, files, gutil, reader
 from monitor.logs.columns import SIGNS_OF_LIFE
 from monitor.logs.decode import NO_TIME
@@ -20,6 +19,7 @@ from monitor.logs.facts import UNKNOWN
 from monitor.logs.files import is_run, lines_of
 from monitor.logs.log_events import Place
 from rundir import paths as run_files
+from rundir.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,11 +6,11 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from monitor.errors import UserError, printable
+from monitor.errors import UserError
 from monitor.logs import aggregates, stats
 from monitor.logs import files as logfiles
 from monitor.report.document import RULES, document
-from rundir.text import counted
+from rundir.text import counted, printable
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

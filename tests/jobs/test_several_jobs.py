@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
     [
         ("--lr 1 2\n--lr 3\n", "found a second one for --lr"),
         ("--lr\n", "an option and its values"),
+        ("--lr=0.1 0.01\n", "an option and its values; found '--lr=0.1 0.01'"),
         ("# nothing\n", "at least one line"),
     ],
 )

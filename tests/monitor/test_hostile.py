@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from monitor.errors import UserError, emit, printable
+from monitor.errors import UserError, emit
 from monitor.live import target
 from monitor.logs import files, gutil, log_events, reader, series
 from monitor.logs.sample import GpuSample, HostSample
 from monitor.plot import curves
 from rundir import events
+from rundir.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -181,6 +181,20 @@ def test_inspect_shows_what_is_in_one(run_dir: Path, capsys: pytest.CaptureFixtu
         assert text in output
 
 
+def test_inspect_obeys_no_strangers_terminal_codes(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is in a checkpoint is shown, and moves no cursor."""
+    state = run_dir / "checkpoints" / "step-3" / "state.json"
+    content = json.loads(state.read_text())
+    content["identity"]["model"] = "\x1b[2J"
+    state.write_text(json.dumps(content))
+    run(inspect.main, [str(run_dir)])
+    output = capsys.readouterr().out
+    assert "\\x1b[2J" in output
+    assert "\x1b" not in output
+
+
 def test_inspect_names_the_damage(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whether it is in the tensors, or in what describes them; the code is 64."""
     folder = run_dir / "checkpoints" / "step-3"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trainer.config import Config
+
+Part = TypeVar("Part", "TrainState", "State")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +86,31 @@ class State:
         """Read the file's text. Raises ValueError for anything else."""
         try:
             values: dict[str, Any] = json.loads(text)
-            return State(**{**values, "position": TrainState(**values["position"])})
+            position = _checked(TrainState(**values["position"]))
+            return _checked(State(**{**values, "position": position}))
         except (TypeError, KeyError) as error:
             raise ValueError(f"not a state: {error}") from error
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, NoneType),
+    "float | None": (int, float, NoneType),
+    "list[int]": (list,),
+    "dict[str, float] | None": (dict, NoneType),
+    "Mapping[str, object]": (dict,),
+    "TrainState": (TrainState,),
+}
+"""What a field of this annotation may be in a file, which anybody may have written."""
+
+
+def _checked(part: Part) -> Part:
+    """Return it; raises TypeError where a field is of another kind."""
+    for known in fields(part):
+        value = getattr(part, known.name)
+        if not isinstance(value, _KINDS[str(known.type)]):
+            raise TypeError(f"{known.name} is {value!r}")
+    return part
 
 
 OPTIONS = (

@@ -202,6 +202,8 @@ def _places(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).exists():
         return {}
     places: dict[str, str] = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"]
+    if any("/" in name for name in places.values()):  # a stranger's folder may point anywhere
+        raise ValueError(f"{INDEX} names files outside the folder")
     return places
 
 

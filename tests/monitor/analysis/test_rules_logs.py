@@ -20,7 +20,8 @@ def gap(seconds: float) -> Run:
 def shorter(seconds: float) -> Run:
     """Two nodes, the second of which ends before the first."""
     clock_s = BEGIN_S + np.arange(0, 3600, STEP_S)
-    return run(gpu(time_s=clock_s), gpu(host="n2", time_s=clock_s - seconds))
+    earlier_s = clock_s - seconds
+    return run(gpu(time_s=clock_s), gpu(host="n2", time_s=earlier_s[earlier_s >= BEGIN_S]))
 
 
 CASES = [
@@ -51,6 +52,15 @@ def test_a_gap_between_two_starts_is_none() -> None:
     resting = Run("made", looked_at.gpus, events=({"event": "start", "time": start},))
     assert findings_of(looked_at, "gap")
     assert not findings_of(resting, "gap")
+
+
+@pytest.mark.parametrize("off_s", [-600, 600])
+def test_a_node_whose_clock_is_off_is_not_gone(off_s: int) -> None:
+    """Neither it nor the others, behind which it is; a node that is gone is found all the same."""
+    first, second = shorter(300).gpus
+    off = gpu(host="n3", time_s=first.time_s + off_s)
+    assert not findings_of(run(first, off), "gap")
+    assert [one.host for one in findings_of(run(first, second, off), "gap")] == ["n2"]
 
 
 def test_a_node_that_the_job_left_ends_early_without_a_finding() -> None:

@@ -119,16 +119,19 @@ def test_rows_without_a_time_have_none(tmp_path: Path) -> None:
     assert np.isnan(run.gpus[0].time_s).all()
 
 
-def test_a_run_directory_has_metrics_events_and_the_logs_beside_it(tmp_path: Path) -> None:
-    """A named run has the logs of all its jobs, and not those of others."""
-    run_dir = tmp_path / "mine"
+@pytest.mark.parametrize("name", ["mine", "77"])
+def test_a_run_directory_has_metrics_events_and_the_logs_beside_it(
+    tmp_path: Path, name: str
+) -> None:
+    """A named run has the logs of all its jobs, and not those of others: no name is a job's id."""
+    run_dir = tmp_path / name
     run_dir.mkdir()
     (run_dir / "events.jsonl").write_text('{"event": "start", "job_id": "7"}\n{"job_id": 5}\n{to')
     (run_dir / "metrics.jsonl").write_text('{"step": 10}\n')
     for job in (7, 77):
         log(tmp_path / f"slurm-{job}.n1.gutil", row("12:00:01", 0, 300, job))
     run = series.load([str(run_dir)])
-    assert run.name == "mine"
+    assert run.name == name
     assert [gpu.job for gpu in run.gpus] == ["7"]
     assert [event.get("event") for event in run.events] == ["start", None]
     assert [dict(line) for line in run.metrics] == [{"step": 10}]

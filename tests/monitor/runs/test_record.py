@@ -249,6 +249,17 @@ def test_compose_writes_run_json(run_dir: Path) -> None:
     assert {p.name for p in run_dir.iterdir()} == {"events.jsonl", "metrics.jsonl", "run.json"}
 
 
+def test_compose_writes_where_no_link_leads(run_dir: Path) -> None:
+    """A colleague who may write into the run's directory could have a file of ours replaced."""
+    ours = run_dir.parent / "ours"
+    ours.write_text("kept")
+    (run_dir / "run.json").unlink(missing_ok=True)
+    (run_dir / "run.json").symlink_to(ours)
+    assert compose(run_dir).returncode == 0
+    assert ours.read_text() == "kept"
+    assert json.loads((run_dir / "run.json").read_text())["attempts"]
+
+
 def test_compose_without_events_is_wrong_input(tmp_path: Path) -> None:
     """One line, code 64, nothing written."""
     done = compose(tmp_path / "none")

@@ -1,7 +1,10 @@
+import json
 import math
 from dataclasses import replace
 
-from trainer.checkpoint.train_state import TrainState
+import pytest
+
+from trainer.checkpoint.train_state import State, TrainState
 
 
 def test_a_test_loss_that_is_not_a_number_is_never_the_best() -> None:
@@ -15,3 +18,22 @@ def test_a_test_loss_that_is_not_a_number_is_never_the_best() -> None:
         assert (found.best_step, found.best_test_loss) == (2, 9.0)
         assert replace(found, step=3).validated(loss, None).best_step == 2
     assert replace(fresh, step=1).validated(math.nan, 0.5).best_step == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"identity": [1]},
+        {"world_size": "2"},
+        {"serial": None},
+        {"position": []},
+        {"position": {"seed": 1, "global_batch_size": 1, "num_train_samples": 1, "step": "3"}},
+    ],
+)
+def test_what_is_no_state_is_refused_where_it_is_read(changed: dict[str, object]) -> None:
+    """A checkpoint of a stranger's has whatever it has: no step begins with it."""
+    position = TrainState(seed=1, global_batch_size=1, num_train_samples=1, last_loss=math.nan)
+    text = State(position=position, identity={"lr": 1}, world_size=2, serial=3).to_json()
+    assert State.from_json(text).serial == 3
+    with pytest.raises(ValueError, match="not a state"):
+        State.from_json(json.dumps(json.loads(text) | changed))

@@ -19,7 +19,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.workloads.language import Language
 from trainer.workloads.llama import build_llama, empty_llama
-from trainer.workloads.llama_hf import StoredWeights, config_of, read_shape, to_hf
+from trainer.workloads.llama_hf import StoredWeights, config_of, read_shape, to_hf, to_hf_name
 from trainer.workloads.llama_presets import LlamaShape
 
 Train = Callable[..., tuple[int, Any]]
@@ -81,6 +81,17 @@ def test_weights_in_several_files_are_found(tmp_path: Path) -> None:
     for name, weight in read_weights(tmp_path / "m", SHAPE).items():
         assert weight.dtype == torch.float32
         torch.testing.assert_close(weight, weights[name], rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("place", ["../other/model.safetensors", "{}/other/model.safetensors"])
+def test_an_index_reaches_no_file_outside_its_folder(tmp_path: Path, place: str) -> None:
+    """A downloaded folder could name any weights of its reader's, which an export then gives on."""
+    (tmp_path / "m").mkdir()
+    stored = write(tmp_path / "other")
+    index = {"weight_map": dict.fromkeys(map(to_hf_name, stored), place.format(tmp_path))}
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="names files outside the folder"):
+        StoredWeights(tmp_path / "m", SHAPE)
 
 
 @pytest.mark.parametrize(
