@@ -75,7 +75,8 @@ class Preflight:
         plan = now.plan
         self._nodes = plan.nodes if not plan.backend.is_in_place else plan.nodes[:1]
         self._launch_id = plan.settings["DDP_LAUNCH_ID"]
-        self._table = limits.parse(plan.settings.get(limits.VARIABLE))
+        table = limits.parse(plan.settings.get(limits.VARIABLE))
+        self._table = table if plan.layout.is_even else limits.without_counts(table)
         self._step: RunningStep | None = None
 
     def run(self) -> Verdict | None:

@@ -68,6 +68,19 @@ def test_a_node_is_named_and_the_table_shown(slurm: Scripts) -> None:
     assert not done.of("preflight_report")
 
 
+@pytest.mark.parametrize(("num_tasks", "code"), [("4", 70), ("3", 0)])
+def test_fewer_gpus_than_others_are_no_fault_where_nodes_have_fewer_ranks(
+    slurm: Scripts, num_tasks: str, code: int
+) -> None:
+    """Slurm gives a node what its tasks need: `--ntasks=3 --gpus-per-task=1` on two nodes."""
+    text, name = slurm.directory / "reports", os.uname().nodename
+    counted = [("gpus", num, "") for num in (2, 1)], [("nvml_gpus", num, "") for num in (2, 1)]
+    text.write_text("".join(map(report, (name, "other"), *counted)))
+    instead(slurm, f"cat {text}; exit 0")
+    done = slurm.run("prelaunch.sh", "--preflight", SLURM_NTASKS=num_tasks)
+    assert done.code == code, done.err
+
+
 def test_by_hand_the_code_says_whether_all_nodes_are_fine(slurm: Scripts) -> None:
     """0, or 70; no rank is started, and the next job finds the lock released."""
     text = slurm.directory / "reports"
