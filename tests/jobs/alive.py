@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -20,6 +21,22 @@ def wait_for(directory: Path, event: str, count: int, timeout_s: float = 20) -> 
             return found
         time.sleep(0.02)
     raise AssertionError(f"no {count} events {event} within {timeout_s} s")
+
+
+def sleeps(pid: int) -> int:
+    """Wait until a process's threads sleep and go on sleeping; how often they have gone to sleep.
+
+    While nothing wakes one, the number stays.
+    """
+    deadline, before = time.monotonic() + 20, -1
+    while True:
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+        counts = [int(re.findall(r"\nvoluntary_ctxt_switches:\t(\d+)", text)[0]) for text in texts]
+        if all("\nState:\tS" in text for text in texts) and sum(counts) == before:
+            return before
+        assert time.monotonic() < deadline, texts
+        before = sum(counts)
+        time.sleep(0.3)
 
 
 def carriers(token: str) -> list[int]:

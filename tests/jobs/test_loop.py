@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jobs.loop import Loop
+from tests.jobs.alive import sleeps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,17 +119,9 @@ def test_signals_arrive_and_nothing_else_wakes_it() -> None:
     for signum in (signal.SIGTERM, signal.SIGUSR1):
         process.send_signal(signum)
     assert process.stdout.readline() == f"{int(signal.SIGUSR1)} {int(signal.SIGTERM)}\n"
-    time.sleep(0.3)  # until it waits again
-    before = switches(process.pid)
+    before = sleeps(process.pid)
     time.sleep(1)
-    assert switches(process.pid) == before
+    assert sleeps(process.pid) == before
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
     process.stdout.close()
-
-
-def switches(pid: int) -> int:
-    """How often a process has gone to sleep, which it has not done if nothing woke it."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("voluntary_ctxt"))
-    return int(line.split()[1])
