@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -40,17 +41,23 @@ def sleeps(pid: int) -> int:
 
 
 def carriers(token: str) -> list[int]:
-    """Ids of live processes whose environment or command line holds the token."""
+    """Ids of other live processes whose environment or command line holds the token.
+
+    Not of slurmd's own for a job: they end by themselves.
+    """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
+        texts = ((process / name).read_bytes() for name in ("environ", "cmdline"))
         try:
-            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            if not any(token.encode() in text for text in texts):
+                continue
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            name = (process / "comm").read_text()
         except OSError:
-            continue
-        if token.encode() in text and state != "Z":
+            continue  # ended while it was read
+        if state != "Z" and not name.startswith("slurmstepd"):
             found.append(int(process.name))
-    return found
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def gone(token: str, timeout_s: float = 15) -> bool:
