@@ -114,14 +114,17 @@ def test_signals_arrive_and_nothing_else_wakes_it() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    for signum in (signal.SIGTERM, signal.SIGUSR1):
-        process.send_signal(signum)
-    assert process.stdout.readline() == f"{int(signal.SIGUSR1)} {int(signal.SIGTERM)}\n"
-    before = sleeps(process.pid)
-    time.sleep(1)
-    assert sleeps(process.pid) == before
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0
-    process.stdout.close()
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for signum in (signal.SIGTERM, signal.SIGUSR1):
+            process.send_signal(signum)
+        assert process.stdout.readline() == f"{int(signal.SIGUSR1)} {int(signal.SIGTERM)}\n"
+        before = sleeps(process.pid)
+        time.sleep(1)
+        assert sleeps(process.pid) == before
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        process.communicate()
