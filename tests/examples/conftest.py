@@ -41,7 +41,7 @@ FOLDERS = sorted(
     {path.parent.name for path in EXAMPLES.glob("*/requirements.txt")} - STARTED_OTHERWISE
 )
 TOGETHER = ("accelerate", "deepspeed")
-"""In one environment, so that DeepSpeed's C++ is compiled once: it takes minutes of two cores."""
+"""In one environment, which keeps DeepSpeed's compiled C++: it takes a minute of a core or more."""
 ON_CPUS = f"python {ROOT / 'tests' / 'examples' / 'megatron_on_cpus.py'} --steps 200"
 """Megatron's example with what it does on a GPU alone."""
 LAYOUTS = {
@@ -107,12 +107,9 @@ class InPlace(Job):
 class Example:
     """A copy of an example's folder, whose program is about to run."""
 
-    def __init__(
-        self, folder: str, directory: Path, compiled: Path, start: Callable[..., Run]
-    ) -> None:
+    def __init__(self, folder: str, directory: Path, start: Callable[..., Run]) -> None:
         shutil.copytree(EXAMPLES / folder, directory, dirs_exist_ok=True)
         self._directory = directory
-        self._compiled = compiled
         self._folder = folder
         self._start = start
         self.run: Run
@@ -138,7 +135,7 @@ class Example:
         env = {
             "PATH": f"{self.python.parent}:{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",  # nothing may be downloaded
-            "TORCH_EXTENSIONS_DIR": str(self._compiled),
+            "TORCH_EXTENSIONS_DIR": str(self.python.parents[1] / "compiled"),
             "DDP_RUN_NAME": "example",
             "DDP_MAX_RESTARTS": "1",
         } | env
@@ -209,17 +206,8 @@ class Example:
         assert self.run.all_gone()
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where an example's compiled parts are kept, for all processes of these tests."""
-    own = tmp_path_factory.getbasetemp()
-    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
-
-
 @pytest.fixture
-def example(
-    request: pytest.FixtureRequest, tmp_path: Path, compiled: Path
-) -> Iterator[Callable[..., Example]]:
+def example(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Example]]:
     """Gives a folder's example, to be started in one of the LAYOUTS, the fixture's parameter."""
     layout: str = request.param
 
@@ -233,7 +221,7 @@ def example(
 
     runs: list[InPlace] = []
     start = start_in_place if layout == "in place" else submit
-    yield lambda folder: Example(folder, tmp_path, compiled, start)
+    yield lambda folder: Example(folder, tmp_path, start)
     for run in runs:
         run.process.terminate()
         run.process.wait()

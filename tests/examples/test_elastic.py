@@ -21,9 +21,17 @@ if TYPE_CHECKING:
 
 TWO = ("--nodes=2", "--ntasks-per-node=1", "--no-kill")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")  # as torchrun, wherever that is
+MORE = 60
+PROGRAM = f"""
+steps=1000000
+if [ -e last ]; then steps=$(($(cut -d- -f2 "$DDP_RUN_DIR/checkpoints/latest") + {MORE})); fi
+exec {sys.executable} train.py --pause 0.03 --steps $steps
+"""
+"""Trains for ever, or once the file `last` is there, so many steps more."""
 COMMAND = (
     *TORCHRUN,
-    *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "train.py"),
+    *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"),
+    *("--no-python", "bash", "-c", PROGRAM),
 )
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -46,14 +54,14 @@ def test_a_node_leaves_and_comes_back(own: Any, job_on: Callable[..., Job], tmp_
     shutil.copy(EXAMPLES / "elastic" / "train.py", tmp_path)
     settings = {"DDP_MAX_RESTARTS": "1", "OMP_NUM_THREADS": "1"}
     settings["PET_RDZV_CONF"] = "last_call_timeout=2"
-    options = ("--steps", "1500", "--pause", "0.03")
-    job = job_on(own, *TWO, PRELAUNCH, "--", *COMMAND, *options, **settings)
+    job = job_on(own, *TWO, PRELAUNCH, "--", *COMMAND, **settings)
     own.until(lambda: "on 2 ranks" in text(job), 120, "both train")
     os.kill(job.pid(1), 9)
     (left,) = job.wait_for("node_left", 1, timeout_s=60)
     assert own.script("cut", "to2").returncode == 0
     assert (left["node"], left["rank"], left["how"]) == ("to2", 1, "its task ended with code 137")
     own.until(lambda: "saved step" in text(job).partition("on 1 ranks")[2], 120, "one trains")
+    (tmp_path / "last").touch()
     assert own.script("heal", "to2").returncode == 0
     (back,) = job.wait_for("node_back", 1, timeout_s=60)
     assert (back["node"], back["rank"]) == ("to2", 1)
@@ -64,7 +72,7 @@ def test_a_node_leaves_and_comes_back(own: Any, job_on: Callable[..., Job], tmp_
     resumed = [int(step) for step in re.findall(r"resumed at step (\d+)", text(job))]
     assert len(resumed) == 2
     assert min(resumed) > 0
-    assert "finished at step 1500" in text(job)
+    assert f"finished at step {max(resumed) + MORE}" in text(job)
     assert [event["decision"] for event in job.events("decision")] == ["finish"]
     assert len(job.events("start")) == 1
     assert job.all_gone()

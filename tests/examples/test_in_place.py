@@ -111,7 +111,8 @@ def test_all_that_is_shown_has_its_line() -> None:
 @pytest.mark.parametrize("example", ["in place"], indirect=True)
 def test_lightnings_fsdp_refuses_cpus(example: Callable[[str], Example]) -> None:
     """As its page says."""
-    run = example("lightning").start("python train.py --strategy fsdp --steps 200")
+    once = {"DDP_MAX_RESTARTS": "0", "DDP_NPROC_PER_NODE": "1"}
+    run = example("lightning").start("python train.py --strategy fsdp --steps 200", **once)
     assert run.end() == ("FAILED", 1, 0)
     assert "The strategy `fsdp` requires a GPU accelerator" in run.log
 

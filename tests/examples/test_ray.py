@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.thorough import parameters
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,7 +26,7 @@ CORES = os.cpu_count() or 1
 
 @pytest.mark.parametrize(
     ("example", "num_workers"),
-    [("in place", 2), ("a task a node", CORES + 1)],
+    parameters([("in place", 2), ("a task a node", CORES + 1)], [("in place", 2)]),
     indirect=["example"],
 )
 def test_the_tasks_are_one_ray_cluster(example: Callable[[str], Example], num_workers: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.growing import JsonLines, json_lines
+from tests.jobs.alive import carriers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,7 +214,7 @@ class FaultJob:
 
     def rank_processes(self, attempt: int) -> list[int]:
         """Processes of an attempt's ranks and whatever they started, on any node."""
-        return living(f"DDP_RANK_ID={self.launch_id(attempt)}/".encode())
+        return carriers(f"DDP_RANK_ID={self.launch_id(attempt)}/")
 
     def launch_id(self, attempt: int) -> str:
         """What every process of an attempt carries."""
@@ -223,7 +223,7 @@ class FaultJob:
 
     def processes(self) -> list[int]:
         """All processes of the job on any node, Slurm's own aside."""
-        return living(str(self.directory).encode())
+        return carriers(str(self.directory))
 
     def script_pid(self) -> int:
         """The batch script: slurm_script, not one of its subshells."""
@@ -248,19 +248,3 @@ def command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def living(token: bytes) -> list[int]:
-    """Processes that carry `token` in their environment; no zombies, and not slurmd's own."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if token not in (path / "environ").read_bytes():
-                continue
-            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-            name = (path / "comm").read_text()
-        except OSError:
-            continue  # ended while we read it
-        if state != "Z" and not name.startswith("slurmstepd"):
-            found.append(int(path.name))
-    return [pid for pid in found if pid != os.getpid()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from pathlib import Path
 
@@ -22,18 +24,40 @@ def wait_for(directory: Path, event: str, count: int, timeout_s: float = 20) -> 
     raise AssertionError(f"no {count} events {event} within {timeout_s} s")
 
 
+def sleeps(pid: int) -> int:
+    """Wait until a process's threads sleep and go on sleeping; how often they have gone to sleep.
+
+    While nothing wakes one, the number stays.
+    """
+    deadline, before = time.monotonic() + 20, -1
+    while True:
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+        counts = [int(re.findall(r"\nvoluntary_ctxt_switches:\t(\d+)", text)[0]) for text in texts]
+        if all("\nState:\tS" in text for text in texts) and sum(counts) == before:
+            return before
+        assert time.monotonic() < deadline, texts
+        before = sum(counts)
+        time.sleep(0.3)
+
+
 def carriers(token: str) -> list[int]:
-    """Ids of live processes whose environment or command line holds the token."""
+    """Ids of other live processes whose environment or command line holds the token.
+
+    Not of slurmd's own for a job: they end by themselves.
+    """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
+        texts = ((process / name).read_bytes() for name in ("environ", "cmdline"))
         try:
-            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            if not any(token.encode() in text for text in texts):
+                continue
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            name = (process / "comm").read_text()
         except OSError:
-            continue
-        if token.encode() in text and state != "Z":
+            continue  # ended while it was read
+        if state != "Z" and not name.startswith("slurmstepd"):
             found.append(int(process.name))
-    return found
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def gone(token: str, timeout_s: float = 15) -> bool:

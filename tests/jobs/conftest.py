@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.conftest import on_busy_machine
 from tests.growing import json_lines
+from tests.jobs.alive import carriers, gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -215,30 +215,11 @@ class Job:
 
     def left(self) -> list[int]:
         """Processes on any node that carry the run's directory."""
-        token = str(self.directory).encode()
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                carries = token in (process / "environ").read_bytes()
-                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-                name = (process / "comm").read_text()
-            except OSError:
-                continue
-            # slurmd's own per-job daemons end by themselves
-            if carries and state != "Z" and "slurmstepd" not in name:
-                found.append(int(process.name))
-        return [
-            pid for pid in found if pid != 1 and str(pid) not in str(Path("/proc/self").resolve())
-        ]
+        return carriers(str(self.directory))
 
     def all_gone(self, timeout_s: float = 15) -> bool:
         """Whether nothing of the job is left on any node in time."""
-        deadline = time.monotonic() + timeout_s
-        while self.left():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        return True
+        return gone(str(self.directory), timeout_s)
 
     def pid(self, rank: int) -> int:
         """The process of a rank."""

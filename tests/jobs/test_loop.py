@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jobs.loop import Loop
+from tests.jobs.alive import sleeps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,22 +114,17 @@ def test_signals_arrive_and_nothing_else_wakes_it() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    for signum in (signal.SIGTERM, signal.SIGUSR1):
-        process.send_signal(signum)
-    assert process.stdout.readline() == f"{int(signal.SIGUSR1)} {int(signal.SIGTERM)}\n"
-    time.sleep(0.3)  # until it waits again
-    before = switches(process.pid)
-    time.sleep(1)
-    assert switches(process.pid) == before
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0
-    process.stdout.close()
-
-
-def switches(pid: int) -> int:
-    """How often a process has gone to sleep, which it has not done if nothing woke it."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("voluntary_ctxt"))
-    return int(line.split()[1])
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for signum in (signal.SIGTERM, signal.SIGUSR1):
+            process.send_signal(signum)
+        assert process.stdout.readline() == f"{int(signal.SIGUSR1)} {int(signal.SIGTERM)}\n"
+        before = sleeps(process.pid)
+        time.sleep(1)
+        assert sleeps(process.pid) == before
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        process.communicate()

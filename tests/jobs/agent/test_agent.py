@@ -17,6 +17,7 @@ import pytest
 
 from rundir import channel, events
 from tests.conftest import Cluster
+from tests.jobs.alive import sleeps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,31 +78,26 @@ def test_why_a_rank_does_not_start_is_reported(launch: Launch, tmp_path: Path) -
     assert (event["host"], event["error"][:34]) == ("n1", "the run directory must be writable")
 
 
-def test_an_agent_that_waits_costs_next_to_nothing(launch: Launch, tmp_path: Path) -> None:
+def wait_for_rank(agent: subprocess.Popen[bytes]) -> None:
+    """Read what the agent reports until its rank is up."""
+    assert agent.stdout is not None
+    while b"rank_up" not in os.read(agent.stdout.fileno(), 4096):
+        assert agent.poll() is None
+
+
+def test_an_agent_that_waits_costs_next_to_nothing(launch: Launch) -> None:
     """No wake-up, and less than 15 MB, of which most is shared with the node's others.
 
     From Python 3.14 on typing.NamedTuple imports ast, which takes 1.5 MB more.
     """
     agent = launch("sleep", "60", **SUPERVISED)
-    Cluster.until(lambda: list(tmp_path.glob("out/*/logs/rank-0.log")), 10, "it has begun")
-    time.sleep(1)
+    wait_for_rank(agent)
+    before = sleeps(agent.pid)
     status = Path(f"/proc/{agent.pid}/smaps_rollup").read_text()
     limit_kb = 15_000 if sys.version_info < (3, 14) else 17_000
     assert int(status.split("Rss:")[1].split()[0]) < limit_kb
-    before = _switches(agent.pid)
     time.sleep(2)
-    assert _switches(agent.pid) == before
-
-
-def _switches(pid: int) -> int:
-    """How often threads of a process went to sleep."""
-    lines = (
-        line
-        for path in Path(f"/proc/{pid}/task").glob("*/status")
-        for line in path.read_text().splitlines()
-        if line.startswith("voluntary_ctxt")
-    )
-    return sum(int(line.split()[1]) for line in lines)
+    assert sleeps(agent.pid) == before
 
 
 def test_a_stuck_log_of_the_job_stays_no_rank(launch: Launch, tmp_path: Path) -> None:

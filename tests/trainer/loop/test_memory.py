@@ -2,15 +2,18 @@
 
 import contextlib
 import gc
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests import uncovered
 from tests.trainer.conftest import REPOSITORY
+from tests.trainer.parallel.test_layouts import SHAPE as SHAPE_OF_LAYOUTS
 from trainer.loop.memory import SavedActivations, storages
 from trainer.parallel.plan import ForwardPlan
 from trainer.workloads.llama import build_llama
@@ -135,18 +138,30 @@ def test_a_storage_counts_once() -> None:
     assert sum(storages([bucket[:40], bucket[40:], torch.zeros(5)]).values()) == 420
 
 
+LARGE = {
+    "vocab_size": 32_000,
+    "hidden_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 32,
+    "intermediate_size": 5632,
+}
+"""TinyLlama of 1.1 billion parameters, with 6 of its 22 layers: each number is drawn."""
+LARGE_BYTES = 4 * (6 * 44_044_288 + 2 * 32_000 * 2048 + 2048)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "own"),
     [
-        ("--strategy fsdp", 4_400_193_536 / 64),
-        # A 32nd of the first stage: 12 of 22 layers, and the embedding.
-        ("--strategy fsdp --tp 4 --pp 2", 4 * (12 * 44_044_288 + 32_000 * 2048) / 32),
+        ("--strategy fsdp", LARGE_BYTES / 64),
+        # A 32nd of the first stage: 4 of 6 layers, and the embedding.
+        ("--strategy fsdp --tp 4 --pp 2", 4 * (4 * 44_044_288 + 32_000 * 2048) / 32),
     ],
 )
-def test_a_model_starts_that_no_rank_could_hold(options: str, own: float) -> None:
-    """A rank of 64 needs its 64th of 4.4 GB, and some room to draw in: 400 MiB are enough."""
-    program = [sys.executable, "-m", "tests.trainer.large_start", "tinyllama-1.1b", "64", "400"]
+def test_a_model_starts_that_no_rank_could_hold(tmp_path: Path, options: str, own: float) -> None:
+    """A rank of 64 needs its 64th of 1.6 GB, and some room to draw in: 400 MiB are enough."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE_OF_LAYOUTS | LARGE))
+    program = [sys.executable, "-m", "tests.trainer.large_start", tmp_path, "64", "400"]
     ended = subprocess.run(
         [*program, *options.split(), "--global-batch-size", "64"],
         cwd=REPOSITORY,
@@ -158,5 +173,5 @@ def test_a_model_starts_that_no_rank_could_hold(options: str, own: float) -> Non
     )
     assert ended.returncode == 0, ended.stderr
     own_bytes, all_bytes = map(int, ended.stdout.split())
-    assert all_bytes == 4_400_193_536
+    assert all_bytes == LARGE_BYTES
     assert own_bytes == pytest.approx(own, rel=0.001)
