@@ -11,8 +11,9 @@ from rundir.failure.patterns import DOWNLOAD, FOLLOWS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)?(?: *[|│] ?)*")
-"""Of a rank; and the frame that rich, and a group of exceptions, have at the left."""
+_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)*(?: *[|│] ?)*")
+"""Of a rank, once for each process group that torch had; and what frames at the left, as rich does
+and Python a group of exceptions."""
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""

@@ -232,6 +232,7 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         (TRACEBACK + "lib.Missing: lr\n    full_key: lr\n", 1, "lib.Missing: lr"),
         ("Exception ignored in: <x>\n" + TRACEBACK + "StopIteration\n", 1, ""),
         (TRACEBACK + "SystemExit: 3\n", 3, ""),
+        ("[rank0]: [rank0]: OtherError: x\n", 1, "OtherError: x"),
         (GROUP, 1, "ValueError: bad sample 17"),
         ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", 2, "Error: No data:"),
         ("╭─ Options ──╮\n│ --epochs   │\n╰────────────╯\n", 2, ""),
