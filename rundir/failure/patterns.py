@@ -140,7 +140,7 @@ FOLLOWS = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Broken pipe|Connection refused|Socket Timeout|"
     r"remote process exited|ncclRemoteError|ncclSystemError|NCCL.*(watchdog|timeout)|"
     r"TCPStore(?!.*(in use|EADDRINUSE))|store->get|recvValue failed|Connection was likely closed|"
-    r"Timed out waiting"
+    r"Timed out waiting|Poll error condition"
 )
 """What a rank says whose peer failed first: the consequence of a failure, never its cause."""
 

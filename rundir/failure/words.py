@@ -32,10 +32,11 @@ _CHAINED = re.compile(
 ADVICE = re.compile(
     r"^(?:Search for `cuda|CUDA kernel errors might be asynchronously|"
     r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`|"
-    r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull).*",
+    r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull|"
+    r" *\[bt\] \(\d+\) |frame #\d+: ).*",
     re.MULTILINE,
 )
-"""Lines that are the same below every error of CUDA, of Hydra, and of absl's flags."""
+"""Lines that are the same below every error of CUDA, Hydra and absl's flags; C++'s frames."""
 _GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
 _OWN = re.compile(rf"CUDA error: |DataLoader worker \(pid|{DOWNLOAD}")
 _NUM_LINES = 60  # of the end of a log: older words are about something else

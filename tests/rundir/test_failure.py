@@ -12,6 +12,8 @@ STORE_GONE = (
     "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or"
     " crash?"
 )
+XGBOOST = "xgboost.core.XGBoostError: [22:35:35] result.cc:83: [histogram.h:197|22:35:35]:\n\n"
+FRAMES = "Stack trace:\n" + "".join(f"  [bt] ({n}) libxgboost.so(+0x2c) [0x7f]\n" for n in range(9))
 LOST_PEER = "RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:7888. GLHF!"
 
 TRACEBACK = (
@@ -164,6 +166,7 @@ def test_a_signal_before_there_were_ranks_is_a_stop_on_request() -> None:
         ("RuntimeError: NCCL error: ncclRemoteError: a call failed\n[rank0]: more", 2),
         ("RuntimeError: NCCL error, unhandled system error\n[rank0]: ncclSystemError: x", 2),
         (f"torch.distributed.DistNetworkError: {STORE_GONE}", 2),
+        (f"{XGBOOST}- [socket.h:79]: Poll error condition:Success code:0\n{FRAMES}", 2),
         ("ValueError: the data is bad", 0),
         ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", 0),
         ("RuntimeError: CUDA error: x in NCCL's watchdog", 0),
@@ -232,6 +235,7 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         (TRACEBACK + "lib.Missing: lr\n    full_key: lr\n", 1, "lib.Missing: lr"),
         ("Exception ignored in: <x>\n" + TRACEBACK + "StopIteration\n", 1, ""),
         (TRACEBACK + "SystemExit: 3\n", 3, ""),
+        (f"{TRACEBACK}{XGBOOST}- [socket.h:79]: Failed to bind\n{FRAMES}", 1, XGBOOST.strip()),
         ("[rank0]: [rank0]: OtherError: x\n", 1, "OtherError: x"),
         (GROUP, 1, "ValueError: bad sample 17"),
         ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", 2, "Error: No data:"),
