@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 NONE_STARTED = "could not start its ranks"
 PORT_TAKEN = "found the port taken"
 NO_DOWNLOAD = "could not download what it needs"
-NO_TASK = "asked Slurm for its rank, and is no task of its own"
+NO_TASK = "asked Slurm for a rank, but is not a task"
 DOWNLOAD = "urlopen error|HTTPS?Connection|LocalEntryNotFoundError|Error downloading"
 _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 
