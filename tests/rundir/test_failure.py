@@ -14,6 +14,9 @@ STORE_GONE = (
 )
 XGBOOST = "xgboost.core.XGBoostError: [22:35:35] result.cc:83: [histogram.h:197|22:35:35]:\n\n"
 FRAMES = "Stack trace:\n" + "".join(f"  [bt] ({n}) libxgboost.so(+0x2c) [0x7f]\n" for n in range(9))
+AT_EXIT = (
+    "[rank0]:I1128 22:38:51.538000 2002 torch/_dynamo/utils.py:925] Function    Runtimes\n" * 9
+)
 LOST_PEER = "RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:7888. GLHF!"
 
 TRACEBACK = (
@@ -236,6 +239,7 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         ("Exception ignored in: <x>\n" + TRACEBACK + "StopIteration\n", 1, ""),
         (TRACEBACK + "SystemExit: 3\n", 3, ""),
         (f"{TRACEBACK}{XGBOOST}- [socket.h:79]: Failed to bind\n{FRAMES}", 1, XGBOOST.strip()),
+        (f"[rank0]: OtherError: x\n{AT_EXIT}", 1, "OtherError: x"),
         ("[rank0]: [rank0]: OtherError: x\n", 1, "OtherError: x"),
         (GROUP, 1, "ValueError: bad sample 17"),
         ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", 2, "Error: No data:"),
