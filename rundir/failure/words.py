@@ -19,7 +19,7 @@ _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n�
 """The top of the frame in which Typer and tyro refuse a command line."""
 _EXCEPTION = re.compile(
     r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*|Fatal Python error.*"
-    r"|ERROR: Could not consume arg.*|FATAL Flags parsing error.*"
+    r"|ERROR: Could not consume arg.*|FATAL Flags parsing error.*|Could not override .*"
 )
 _NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
 """What ends a traceback: any class may be raised."""

@@ -22,6 +22,15 @@ LOST_PEER = "RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/code/a.py", line 8, in <module>\n    f()\n'
 )
+HYDRA = """\
+Could not override 'epoch'.
+To append to your config use +epoch=3
+Key 'epoch' is not in struct
+    full_key: epoch
+    object_type=dict
+
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+"""
 GROUP = """\
   + Exception Group Traceback (most recent call last):
   |   File "/code/a.py", line 8, in <module>
@@ -241,6 +250,7 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         (f"{TRACEBACK}{XGBOOST}- [socket.h:79]: Failed to bind\n{FRAMES}", 1, XGBOOST.strip()),
         (f"[rank0]: OtherError: x\n{AT_EXIT}", 1, "OtherError: x"),
         ("[rank0]: [rank0]: OtherError: x\n", 1, "OtherError: x"),
+        (HYDRA, 1, "Could not override 'epoch'."),
         (GROUP, 1, "ValueError: bad sample 17"),
         ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", 2, "Error: No data:"),
         ("╭─ Options ──╮\n│ --epochs   │\n╰────────────╯\n", 2, ""),
