@@ -36,7 +36,7 @@ NONE_STARTED = "could not start its ranks"
 PORT_TAKEN = "found the port taken"
 NO_DOWNLOAD = "could not download what it needs"
 NO_TASK = "asked Slurm for a rank, but is not a task"
-DOWNLOAD = "urlopen error|HTTPS?Connection|LocalEntryNotFoundError|Error downloading"
+DOWNLOAD = "urlopen error|HTTPSConnection|LocalEntryNotFoundError|Error downloading"
 _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 
 # Places, and what stands in them; only what is known of the end is filled:
