@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from rundir.failure.words import ADVICE
+from rundir.failure.words import NO_REASON
 from rundir.text import problem
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ MAX_LENGTH: Final = 300
 
 def one_line(error: BaseException) -> str:
     """Return an error's type and message in one line, without torch's advice on CUDA."""
-    return " ".join(f"{type(error).__name__}: {ADVICE.sub('', str(error))}".split())
+    return " ".join(f"{type(error).__name__}: {NO_REASON.sub('', str(error))}".split())
 
 
 def short_line(error: BaseException) -> str:

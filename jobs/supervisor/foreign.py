@@ -71,10 +71,12 @@ _BY_COMMAND = {
     tuple(command.split()): name for name, known in LAUNCHERS.items() for command in known.commands
 }
 _STARTERS = re.compile(
-    r"catchsegv|conda|env|exec|ionice|mamba|micromamba|nice|nohup|nsys|numactl|pipenv|pixi|poetry"
-    r"|setsid|stdbuf|strace|taskset|time|timeout|uv"
+    r"catchsegv|conda|env|exec|hatch|ionice|mamba|micromamba|ncu|nice|nohup|nsys|numactl|pdm|perf"
+    r"|pipenv|pixi|poetry|py-spy|rye|setsid|stdbuf|strace|taskset|time|timeout|uv|uvx"
 )
 """Programs that start the one that is named behind their options."""
+_CONTAINERS = re.compile(r"apptainer|ch-run|docker|enroot|podman|podman-hpc|shifter|singularity")
+"""Programs that start another one in an image, which they name before it."""
 _NAMES_PACKAGES = re.compile("--(with|extra|group)")
 """Options of uv and poetry, whose value may have a launcher's name."""
 _SHELLS = re.compile(r"bash|dash|sh|zsh")
@@ -95,7 +97,7 @@ def _name(words: list[str]) -> str | None:
     if words and _is_python(words[0]):
         words = words[1:]
         while words and words[0].startswith("-") and words[0] != "-m":
-            words = words[1:]
+            words = words[2 if words[0] in {"-X", "-W"} else 1 :]
     if not words:
         return None
     first = os.path.basename(words[0])
@@ -112,6 +114,8 @@ def _unwrap(words: list[str]) -> list[str]:
         name = os.path.basename(words[0]) if words else ""
         if _STARTERS.fullmatch(name):
             words = _behind_options(words)
+        elif _CONTAINERS.fullmatch(name):
+            words = _in_image(words)
         elif _SHELLS.fullmatch(name):
             words = _last_command(_shell_text(words))
         elif name and "/" in words[0] and _SHEBANG.match(text := tail(words[0], _MAX_SCRIPT)):
@@ -124,8 +128,16 @@ def _unwrap(words: list[str]) -> list[str]:
 def _behind_options(words: list[str]) -> list[str]:
     """Skip options and their values, settings, numbers."""
     for i in range(1, len(words)):
-        is_option = re.match(r"(run|profile)$|[-\d]|\w+=", words[i])
+        is_option = re.match(r"(run|profile|record)$|[-\d]|\w+=", words[i])
         if not is_option and not _is_value(words[i], words[i - 1]):
+            return words[i:]
+    return []
+
+
+def _in_image(words: list[str]) -> list[str]:
+    """Skip an image and the options before it: up to a known program that is no option's value."""
+    for i in range(2, len(words)):
+        if _is_known(words[i]) and not re.fullmatch(r"--?\w[\w-]*", words[i - 1]):
             return words[i:]
     return []
 

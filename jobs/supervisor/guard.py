@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import info
 from rundir import paths
+from rundir.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ _QUIET_S = 5
 """Beyond the interval of its monitor a node may be quiet for so long."""
 _POLL_S = 0.5
 """How often to look once something is wrong; before, nothing wakes up for it."""
+_EARLY_S = 60
+"""How long the others may run on after a rank that ended with code 0, before it is named."""
 _FEW_NODES, _CALL_S = 4, 2
 """How many nodes that give no report are called, and how often."""
 
@@ -92,7 +95,7 @@ class Guard:
         self._is_polling = self._is_told = False
         if nodes and not backend.is_in_place:
             self._timers.append(loop.every(2 + len(nodes) / 16, self._check_nodes))
-        self._is_checking = False
+        self._is_checking = self._has_early = False
         self.why = ""
         """Why the guard ended the step; empty if it did not."""
 
@@ -111,7 +114,24 @@ class Guard:
             self._is_polling = True
             self._timers.append(self._loop.every(_POLL_S, self._poll))
             self._poll()
+        elif self._journal.reports.finished and not self._has_early:
+            self._has_early = True
+            self._timers.append(self._loop.after(_EARLY_S, self._name_early))
         return is_over
+
+    def _name_early(self) -> None:
+        """Name a rank that ended well, and that the others may wait for: none of them fails.
+
+        Not where only a few are left, such as rank 0 with what it has to save.
+        """
+        finished, up = self._journal.reports.finished, self._journal.reports.up
+        rank, node = next(iter(finished.items()), (None, None))
+        waiting = [f"rank {rank} on {node}" for rank, node in up.items()]
+        if 0 < len(finished) < len(up) and not self._is_polling:
+            info(
+                f"rank {rank} on {node} ended with code 0, {_EARLY_S} s ago; not ended, and perhaps"
+                f" waiting for it: {listed(waiting, 3)}"
+            )
 
     def _poll(self) -> None:
         self._hang.poll()

@@ -21,6 +21,8 @@ class Reports:
         self.events: list[Event] = []
         self.up: dict[int, str] = {}
         """The nodes of the ranks that are up."""
+        self.finished: dict[int, str] = {}
+        """The nodes of the ranks that ended with code 0."""
         self.num_started = 0
         self.step_ids: dict[int, int] = {}
         """Slurm's numbers of the ranks' steps, of those that reported one."""
@@ -48,13 +50,16 @@ class Reports:
         name, rank = event.get("event"), event.get("rank")
         if name == "rank_up" and isinstance(rank, int):
             self.up[rank] = str(event.get("node"))
+            self.finished.pop(rank, None)
             self.num_started += 1
             step_id = event.get("step_id")
             if isinstance(step_id, int):
                 self.step_ids.pop(rank, None)  # the last one that was reported stands last
                 self.step_ids[rank] = step_id
         elif name == "rank_end" and isinstance(rank, int):
-            self.up.pop(rank, None)
+            node = self.up.pop(rank, "")
+            if event.get("code") == codes.FINISHED:
+                self.finished[rank] = node
             is_failure = event.get("code") not in (codes.FINISHED, codes.STOPPED)
             if is_failure and event.get("requested") is False:
                 self._fail()

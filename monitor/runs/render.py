@@ -20,7 +20,7 @@ _MAX_SAID = 9
 _MAX_HAPPENED = 72  # so that the class stands on the line, however long the error
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _GO_ON = re.compile(r"(; )?to go on: start again.*")  # stands in the last line
-_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+_PREFIX = re.compile(r"^(\[rank\d+\]:\s?)*")
 _GLUE = "\u00a0"  # keeps a number and its unit on one line
 
 ADVICE: dict[str | None, str] = {

@@ -118,7 +118,7 @@ def _relevant(text: str) -> list[str]:
     lines = [clean for line in text.splitlines() if (clean := render.clean(line)).strip()]
     summaries = [number for number, line in enumerate(lines) if _SUMMARY.match(line)]
     lines = lines[: summaries[-1]] if summaries else lines
-    lines = [line for line in lines if not words.ADVICE.match(line)]
+    lines = [line for line in lines if not words.NO_REASON.match(line)]
     for start, line in enumerate(lines):
         if line.startswith("Fatal Python error"):
             return lines[start : start + _NUM_LINES]

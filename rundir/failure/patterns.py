@@ -35,8 +35,8 @@ class Finding(NamedTuple):
 NONE_STARTED = "could not start its ranks"
 PORT_TAKEN = "found the port taken"
 NO_DOWNLOAD = "could not download what it needs"
-NO_TASK = "asked Slurm for its rank, and is no task of its own"
-DOWNLOAD = "urlopen error|HTTPS?Connection|LocalEntryNotFoundError|Error downloading"
+NO_TASK = "asked Slurm for a rank, but is not a task"
+DOWNLOAD = "urlopen error|HTTPSConnection|LocalEntryNotFoundError|Error downloading"
 _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 
 # Places, and what stands in them; only what is known of the end is filled:
@@ -140,7 +140,7 @@ FOLLOWS = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Broken pipe|Connection refused|Socket Timeout|"
     r"remote process exited|ncclRemoteError|ncclSystemError|NCCL.*(watchdog|timeout)|"
     r"TCPStore(?!.*(in use|EADDRINUSE))|store->get|recvValue failed|Connection was likely closed|"
-    r"Timed out waiting"
+    r"Timed out waiting|Poll error condition"
 )
 """What a rank says whose peer failed first: the consequence of a failure, never its cause."""
 

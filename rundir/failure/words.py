@@ -11,14 +11,15 @@ from rundir.failure.patterns import DOWNLOAD, FOLLOWS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)?(?: *[|│] ?)*")
-"""Of a rank; and the frame that rich, and a group of exceptions, have at the left."""
+_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)*(?: *[|│] ?)*")
+"""Of a rank, once for each process group that torch had; and what frames at the left, as rich does
+and Python a group of exceptions."""
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
 _EXCEPTION = re.compile(
     r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*|Fatal Python error.*"
-    r"|ERROR: Could not consume arg.*|FATAL Flags parsing error.*"
+    r"|ERROR: Could not consume arg.*|FATAL Flags parsing error.*|Could not override .*"
 )
 _NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
 """What ends a traceback: any class may be raised."""
@@ -28,13 +29,15 @@ _ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_FOLLOWING.pattern}")
 _CHAINED = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
 )
-ADVICE = re.compile(
+NO_REASON = re.compile(
     r"^(?:Search for `cuda|CUDA kernel errors might be asynchronously|"
     r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`|"
-    r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull).*",
+    r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull|"
+    r" *\[bt\] \(\d+\) |frame #\d+: |I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
     re.MULTILINE,
 )
-"""Lines that are the same below every error of CUDA, of Hydra, and of absl's flags."""
+"""Lines below an error that say nothing of it: advice that is always the same, C++'s frames, and
+what torch logs at its exit where a program has its root logger at INFO."""
 _GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
 _OWN = re.compile(rf"CUDA error: |DataLoader worker \(pid|{DOWNLOAD}")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
@@ -72,7 +75,7 @@ def errors_in(log_end: str) -> list[str]:
 def _lines(log_end: str) -> list[str]:
     text = _COMPLAINT.sub("Error:", log_end)
     lines = (_PREFIX.sub("", line).rstrip(" \t│") for line in text.splitlines()[-_NUM_LINES:])
-    return [line for line in lines if not _RULE.fullmatch(line) and not ADVICE.match(line)]
+    return [line for line in lines if not _RULE.fullmatch(line) and not NO_REASON.match(line)]
 
 
 def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:

@@ -99,6 +99,12 @@ def test_a_launcher_in_every_rank_does_what_the_page_says(
         "uv run --with deepspeed torchrun train.py",
         "conda run --name mine --no-capture-output torchrun train.py",
         "catchsegv strace -f torchrun train.py",
+        "py-spy record -o profile.svg -- torchrun train.py",
+        "python -X faulthandler -W ignore -m torch.distributed.run train.py",
+        "apptainer exec --nv -B /data:/data /images/torch.sif torchrun train.py",
+        "singularity exec --nv torch.sif bash -c torchrun",
+        "ch-run image -- torchrun train.py",
+        "shifter --image=torch:2 env A=b python -m torch.distributed.run train.py",
     ],
 )
 def test_a_launcher_is_seen_in_every_form(command: str) -> None:
@@ -174,6 +180,9 @@ def test_who_writes_mpirun_is_told_of_slurms(command: str) -> None:
         ("nsys profile --stats ./mine torchrun", {}),
         ("uv run --with deepspeed --extra ray python train.py", {}),
         ("uv run --group deepspeed train.py", {}),
+        ("apptainer exec --nv torch.sif python train.py --launcher torchrun", {}),
+        ("apptainer exec --nv torch.sif mine --launcher torchrun", {}),
+        ("python -X torchrun train.py", {}),
         ("true", {}),
         ("env", {}),
         ("bash", {}),

@@ -113,6 +113,25 @@ def test_nothing_wakes_up_while_all_is_well(tmp_path: Path) -> None:
     assert bench.loop._timers == []  # noqa: SLF001 -- what it would wake up for
 
 
+@pytest.mark.parametrize("num_early", [1, 2, 3])
+def test_a_rank_that_ends_well_long_before_the_others_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_early: int
+) -> None:
+    """They may wait for it, and no one of them fails; once, and not if rank 0 only saves longer."""
+    said: list[str] = []
+    monkeypatch.setattr(guards, "_EARLY_S", 0)
+    monkeypatch.setattr(guards, "info", said.append)
+    bench = Bench(tmp_path, Fake(is_in_place=True))
+    for rank in (0, 1, 2):
+        bench.journal.write("rank_up", rank=rank, node=f"n{rank}")
+    for rank in (1, 2, 0)[:num_early]:
+        bench.journal.write("rank_end", rank=rank, node=f"n{rank}", code=0, requested=False)
+    bench.guard.is_over()
+    bench.loop.run(lambda: bench.guard.is_over() or not bench.loop._timers, 5)  # noqa: SLF001 -- done
+    named = "rank 1 on n1 ended with code 0, 0 s ago; not ended, and perhaps waiting for it: "
+    assert said == ([f"{named}rank 0 on n0, rank 2 on n2"] if num_early == 1 else [])
+
+
 @pytest.mark.slow
 def test_a_verdict_ends_the_ranks_once_and_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

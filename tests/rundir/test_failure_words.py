@@ -14,6 +14,20 @@ STORE_GONE = (
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/code/a.py", line 8, in <module>\n    f()\n'
 )
+XGBOOST = "xgboost.core.XGBoostError: [22:35:35] result.cc:83: [histogram.h:197|22:35:35]:\n\n"
+FRAMES = "Stack trace:\n" + "".join(f"  [bt] ({n}) libxgboost.so(+0x2c) [0x7f]\n" for n in range(9))
+AT_EXIT = (
+    "[rank0]:I1128 22:38:51.538000 2002 torch/_dynamo/utils.py:925] Function    Runtimes\n" * 9
+)
+HYDRA = """\
+Could not override 'epoch'.
+To append to your config use +epoch=3
+Key 'epoch' is not in struct
+    full_key: epoch
+    object_type=dict
+
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+"""
 GROUP = """\
   + Exception Group Traceback (most recent call last):
   |   File "/code/a.py", line 8, in <module>
@@ -40,6 +54,10 @@ GROUP = """\
         (f"{TRACEBACK}lib.Missing: lr\n    full_key: lr\n", "lib.Missing: lr"),
         (f"Exception ignored in: <x>\n{TRACEBACK}StopIteration\n", ""),
         (f"{TRACEBACK}SystemExit: 3\n", ""),
+        (f"{TRACEBACK}{XGBOOST}- [socket.h:79]: Failed to bind\n{FRAMES}", XGBOOST.strip()),
+        (f"[rank0]: OtherError: x\n{AT_EXIT}", "OtherError: x"),
+        ("[rank0]: [rank0]: OtherError: x\n", "OtherError: x"),
+        (HYDRA, "Could not override 'epoch'."),
         (GROUP, "ValueError: bad sample 17"),
         ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", "Error: No data:"),
         ("╭─ Options ──╮\n│ --epochs   │\n╰────────────╯\n", ""),
@@ -58,6 +76,7 @@ def test_the_exception_with_which_a_log_ends(log: str, found: str) -> None:
         ("RuntimeError: NCCL error: ncclRemoteError: a call failed\n[rank0]: more", True),
         ("RuntimeError: NCCL error, unhandled system error\n[rank0]: ncclSystemError: x", True),
         (f"torch.distributed.DistNetworkError: {STORE_GONE}", True),
+        (f"{XGBOOST}- [socket.h:79]: Poll error condition:Success code:0\n{FRAMES}", True),
         ("ValueError: the data is bad", False),
         ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", False),
         ("RuntimeError: CUDA error: x in NCCL's watchdog", False),
