@@ -138,10 +138,13 @@ def test_mounts_of_ones_own(slurm: Scripts) -> None:
     assert f"{slurm.directory},./a b:/x:ro,/usr,tmpfs:/opt/ddp2' " in result.step
 
 
-def test_image_without_a_shell(scripts: Scripts) -> None:
+@pytest.mark.parametrize("code", [2, 127])
+def test_image_without_a_shell(scripts: Scripts, code: int) -> None:
     """No rank can start in it: told, and not tried again."""
     scripts.fake_slurm(HOST)
-    scripts.fake("srun", "if [[ $1 == --help ]]; then echo --container-image; else exit 2; fi")
+    scripts.fake(
+        "srun", f"if [[ $1 == --help ]]; then echo --container-image; else exit {code}; fi"
+    )
     result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_IMAGE="debian")
     assert result.code == 64
     last = result.err.splitlines()[-1]
