@@ -8,10 +8,12 @@ import re
 import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from jobs.backends import containers
 from tests.conftest import Cluster
 from tests.jobs.alive import carriers
 
@@ -361,6 +363,23 @@ def test_a_node_that_may_have_unpacked_half_of_it(attempts: Attempts) -> None:
     attempts.run("container_scope=job", num_up=2)
     first, second = attempts.options("container-name")
     assert first != second
+
+
+@pytest.mark.parametrize(
+    ("pyxis", "image", "reuse"),
+    [
+        (["use_squashfuse=1"], "./ddp.sqsh", (False, True)),
+        (["use_squashfuse=1"], "debian", (False, False)),
+        (["use_squashfuse=1", "container_scope=job"], "debian", (True, True)),
+        (["use_squashfuse=1", "importer=/opt/importer"], "debian", (False, True)),
+    ],
+)
+def test_a_registrys_image_is_not_mounted(
+    pyxis: list[str], image: str, reuse: tuple[bool, bool]
+) -> None:
+    """Ranks that wait would have each node fetch and unpack it once more."""
+    here: Any = SimpleNamespace(environ={})
+    assert containers._reuse(here, image, pyxis) == reuse  # noqa: SLF001 -- else it takes a job
 
 
 @pytest.mark.parametrize("num_up", [1, 2])
