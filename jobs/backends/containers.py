@@ -53,7 +53,7 @@ class HostImage(Srun):
         self._image = here.environ["DDP_IMAGE"]
         check_image(self._image)
         check_pyxis(here.environ)
-        self._keeps_containers, can_wait = _reuse(here, pyxis_arguments(here))
+        self._keeps_containers, can_wait = _reuse(here, self._image, pyxis_arguments(here))
         self.has_standby &= can_wait
         self._freeing: subprocess.Popen[bytes] | None = None
 
@@ -126,7 +126,10 @@ class InContainer(Srun):
     def __init__(self, here: Surroundings) -> None:
         """Take the job as it is. Raises UsageError."""
         super().__init__(here)
-        self._keeps_containers, can_wait = _reuse(here, here.environ.get("DDP_PYXIS", "").split())
+        names = (f"{slurm.PYXIS}image", "PYXIS_CONTAINER_IMAGE")
+        image = next(filter(None, map(here.environ.get, names)), "")
+        pyxis = here.environ.get("DDP_PYXIS", "").split()
+        self._keeps_containers, can_wait = _reuse(here, image, pyxis)
         self.has_standby &= can_wait
 
     @classmethod
@@ -176,7 +179,7 @@ class InContainer(Srun):
         return environ
 
 
-def _reuse(here: Surroundings, pyxis: Sequence[str]) -> tuple[bool, bool]:
+def _reuse(here: Surroundings, image: str, pyxis: Sequence[str]) -> tuple[bool, bool]:
     """Say whether containers are named, for the next attempt, and whether its ranks can wait.
 
     By its default Pyxis keeps a named container for ever, and of what it mounts nothing has to be
@@ -184,11 +187,14 @@ def _reuse(here: Surroundings, pyxis: Sequence[str]) -> tuple[bool, bool]:
 
     Args:
         here: Has the user's own choice of a container.
+        image: A file, or else a registry's, which only a site's importer makes one to be mounted.
         pyxis: The plugin's arguments, as plugstack.conf has them.
 
     """
     is_own = any(here.environ.get(name) for name in _OWN_CONTAINER)
-    is_mounted = any(re.fullmatch("use_squashfuse=(1|true|y|yes|on)", one) for one in pyxis)
+    is_file = image[:1] in "./" or any(one.startswith("importer=") for one in pyxis)
+    mounts = any(re.fullmatch("use_squashfuse=(1|true|y|yes|on)", one) for one in pyxis)
+    is_mounted = is_file and mounts
     is_named = "container_scope=job" in pyxis and not is_own and not is_mounted
     return is_named, is_named or (is_mounted and not is_own)
 

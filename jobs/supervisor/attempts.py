@@ -38,6 +38,8 @@ class Attempts:
     def run(self) -> Decision:
         """Return when no further attempt is to follow."""
         decision = self._count()
+        if decision is None:
+            self._ranks.prepare_backend()
         if decision is None and self._plan.wants_preflight:
             decision = self._leave(self._check_nodes())
         while decision is None or decision.kind == decide.RESTART:

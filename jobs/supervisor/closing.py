@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rundir.nodes import BadNode
 
 _LOG_END = 16384
-_NO_PROGRAM = 2
-"""With it Slurm says that the program is not there."""
+_NO_PROGRAM = (2, 127)
+"""With them Slurm says that the program is not there, and env that the image has no bash."""
 _SHOWN_LINES = 20
 
 
@@ -124,7 +124,7 @@ class Closing:
         found = classify(events, self._log_end, step_code=code, guard=ran.guard)
         if found.code == codes.USAGE:
             self._now.refused |= {self._now.layout.num_nodes}
-        is_foreign = backend.has_own_image and code == _NO_PROGRAM
+        is_foreign = backend.has_own_image and code in _NO_PROGRAM
         return self._ended(found, ran, is_foreign=is_foreign and found.end is None)
 
     def _ended(self, found: Failure, ran: Ran, *, is_foreign: bool = False) -> Ending:

@@ -75,6 +75,7 @@ class Preflight:
         plan = now.plan
         self._nodes = plan.nodes if not plan.backend.is_in_place else plan.nodes[:1]
         self._launch_id = plan.settings["DDP_LAUNCH_ID"]
+        self._container = "" if plan.is_elastic else f"{self._launch_id}.0"
         table = limits.parse(plan.settings.get(limits.VARIABLE))
         self._table = table if plan.layout.is_even else limits.without_counts(table)
         self._step: RunningStep | None = None
@@ -86,6 +87,8 @@ class Preflight:
         folder = os.path.dirname(self._plan.files.preflight(""))
         self._on_disk(self._leave_file)
         code = self._run_step(inbox)
+        if inbox.reports.num_started == len(self._nodes):  # else one may have unpacked half of it
+            self._now.container = self._container
         unseen: list[Report] = []
         if inbox.found:
             self._on_disk(lambda: unseen.extend(self._find_unseen(inbox.found)))
@@ -147,7 +150,8 @@ class Preflight:
             "DDP_BIND": "0",
         }
         layout = Layout(num_nodes, num_nodes, 1, 1)
-        return Step([], environ, layout, self._nodes, values["DDP_OUT"], is_restart=True)
+        out, container = values["DDP_OUT"], self._container
+        return Step([], environ, layout, self._nodes, out, is_restart=True, container=container)
 
     def break_off(self) -> None:
         """End it: the script itself fails."""

@@ -51,8 +51,6 @@ class Ranks:
 
     def run(self) -> Ran:
         """Run the ranks to their end. A signal that came before them starts none."""
-        if not self._now.num_restarts and not self._plan.is_elastic:
-            self._prepare_backend()
         began_s = time.monotonic()
         if self._now.requests.stop_signal:
             return Ran(codes.STOPPED)
@@ -77,8 +75,10 @@ class Ranks:
         self.step = None
         return Ran(step.code, guard.why, time.monotonic() - began_s, returns.found)
 
-    def _prepare_backend(self) -> None:
+    def prepare_backend(self) -> None:
         """Let the backend make ready what all attempts use; a signal ends the waiting."""
+        if self._plan.is_elastic:
+            return
         ready: list[bool] = []
         environ = self._now.environ
         self._loop.in_background(

@@ -72,6 +72,9 @@ def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
     failure = attempt["failure"] or {}
     text = _INSTEAD.get(failure.get("words", ""), text)
     node = failure.get("node")
+    is_refused = attempt["failure_class"] == "user" and not node  # such as an image without bash
+    if is_refused:
+        text = _INSTEAD[patterns.NONE_STARTED]
     text = text.format(exclude=f"sbatch --exclude={node}" if node else "sbatch --exclude=NODE")
     decision = (attempt["decision"] or {}).get("decision")
     if attempt["failure_class"] is None or decision in ("requeue", "successor", "restart"):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from jobs.backends import containers
 from tests.conftest import Cluster
 from tests.jobs.alive import carriers
 
@@ -137,10 +140,13 @@ def test_mounts_of_ones_own(slurm: Scripts) -> None:
     assert f"{slurm.directory},./a b:/x:ro,/usr,tmpfs:/opt/ddp2' " in result.step
 
 
-def test_image_without_a_shell(scripts: Scripts) -> None:
+@pytest.mark.parametrize("code", [2, 127])
+def test_image_without_a_shell(scripts: Scripts, code: int) -> None:
     """No rank can start in it: told, and not tried again."""
     scripts.fake_slurm(HOST)
-    scripts.fake("srun", "if [[ $1 == --help ]]; then echo --container-image; else exit 2; fi")
+    scripts.fake(
+        "srun", f"if [[ $1 == --help ]]; then echo --container-image; else exit {code}; fi"
+    )
     result = scripts.run("prelaunch.sh", "--epochs", "1", DDP_IMAGE="debian")
     assert result.code == 64
     last = result.err.splitlines()[-1]
@@ -318,11 +324,11 @@ class Attempts(NamedTuple):
         settings |= {"SLURM_NTASKS": str(num_up), "TMPDIR": str(scripts.directory)}
         return scripts.run("prelaunch.sh", "--", "false", **settings, **env)
 
-    def options(self, name: str) -> list[str]:
-        """What the steps of ranks were given for an option, in their order."""
+    def options(self, name: str, num_steps: int = 2) -> list[str]:
+        """What the steps of launchers were given for an option, in their order."""
         lines = (self.scripts.directory / "srun.calls").read_text().splitlines()
         found = [re.findall(rf"--{name}=(\S*)", line) for line in lines if "launcher.sh" in line]
-        assert len(found) == 2
+        assert len(found) == num_steps
         return [value for values in found for value in values]
 
 
@@ -357,6 +363,44 @@ def test_a_node_that_may_have_unpacked_half_of_it(attempts: Attempts) -> None:
     attempts.run("container_scope=job", num_up=2)
     first, second = attempts.options("container-name")
     assert first != second
+
+
+@pytest.mark.parametrize(
+    ("pyxis", "image", "reuse"),
+    [
+        (["use_squashfuse=1"], "./ddp.sqsh", (False, True)),
+        (["use_squashfuse=1"], "debian", (False, False)),
+        (["use_squashfuse=1", "container_scope=job"], "debian", (True, True)),
+        (["use_squashfuse=1", "importer=/opt/importer"], "debian", (False, True)),
+    ],
+)
+def test_a_registrys_image_is_not_mounted(
+    pyxis: list[str], image: str, reuse: tuple[bool, bool]
+) -> None:
+    """Ranks that wait would have each node fetch and unpack it once more."""
+    here: Any = SimpleNamespace(environ={})
+    assert containers._reuse(here, image, pyxis) == reuse  # noqa: SLF001 -- else it takes a job
+
+
+@pytest.mark.parametrize("num_up", [1, 2])
+def test_the_preflight_unpacks_for_the_ranks(attempts: Attempts, num_up: int) -> None:
+    """Unless a node did not come up: it may have unpacked half of the image."""
+    scripts, text = attempts.scripts, attempts.scripts.directory / "reports"
+    ups = [{"event": "rank_up", "attempt": 1, "rank": rank} for rank in range(num_up)]
+    text.write_text("".join(f"\x1eddp n{up['rank']}.1 1/1 {json.dumps(up)}\n" for up in ups))
+    real = scripts.directory / "fake-bin" / "srun"
+    real.rename(real.with_name("srun.ranks"))
+    shown = f'echo "$*" >>{scripts.directory}/srun.calls; cat {text}; exit'
+    scripts.fake("srun", f'[[ ${{DDP_PREFLIGHT_STEP-}} ]] && {{ {shown}; }}\nexec "$0.ranks" "$@"')
+    _show_job(scripts, "X=1", HOST, "other")
+    nodes = {"SLURM_JOB_NUM_NODES": "2", "MASTER_ADDR": "10.9.8.7", "DDP_PREFLIGHT": "1"}
+    scripts.fake("sbcast", 'cp -- "$2" "$3"')
+    attempts.run("container_scope=job", num_up=2, DDP_STAGE_IMAGE="1", **nodes)
+    preflight, first, _ = attempts.options("container-name", 3)
+    assert (preflight == first) is (num_up == 2)
+    local = str(scripts.directory / "ddp-4242.sqsh")
+    assert attempts.options("container-image", 3) == [local] * 3
+    os.kill(*carriers(local), signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

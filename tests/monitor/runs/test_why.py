@@ -72,10 +72,10 @@ def not_started(story: Any) -> None:
     story.add_event("end", code=143)
 
 
-def none_started(story: Any) -> None:
-    """An image that cannot be unpacked."""
+def none_started(story: Any, code: int = 1) -> None:
+    """An image that cannot be unpacked, or has no bash."""
     story.events = [e for e in story.events if e["event"] in {"start", "settings"}]
-    story.add_event("end", code=1)
+    story.add_event("end", code=code)
 
 
 def network(story: Any) -> None:
@@ -167,10 +167,11 @@ def test_why_no_rank_came_up_is_quoted(story: Any) -> None:
     assert "said    the directory must be writable; found no" in shown(story.write())
 
 
-def test_what_to_do_if_no_rank_came_up(story: Any) -> None:
+@pytest.mark.parametrize("code", [1, 64])
+def test_what_to_do_if_no_rank_came_up(story: Any, code: int) -> None:
     """There is no program's line to look at."""
     story.start()
-    none_started(story)
+    none_started(story, code)
     assert any(line.startswith("next    see srun's words") for line in shown(story.write()))
 
 
