@@ -25,6 +25,7 @@ def choose(here: Surroundings) -> tuple[Surroundings, Backend]:
     here = as_owner(here)
     kind = next(kind for kind in BACKENDS if kind.fits(here))
     backend: Backend = kind(here)
-    if here.is_in_container and here.environ.get("DDP_IMAGE"):
-        info("warning: DDP_IMAGE is ignored, the batch script already runs in a container")
+    for name in ("DDP_IMAGE", "DDP_STAGE_IMAGE"):
+        if here.is_in_container and here.environ.get(name, "0") not in ("", "0"):
+            info(f"warning: {name} is ignored, the batch script already runs in a container")
     return here, backend

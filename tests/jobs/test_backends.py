@@ -312,22 +312,43 @@ def test_slurm_stays_in_its_files() -> None:
     assert outside == []
 
 
-def test_several_nodes_need_a_way(tmp_path: Path) -> None:
-    """In a container that does not know its image, srun would start ranks on bare machines."""
-    here = Surroundings(
-        root=str(tmp_path),
+def in_container(root: Path, num_nodes: int, **environ: str) -> Surroundings:
+    """A batch script in a container that does not know its image."""
+    return Surroundings(
+        root=str(root),
         script="",
         words=[],
-        environ={},
+        environ=environ,
         slurm=Slurm({}),
         node="node1",
-        submit_dir=str(tmp_path),
+        submit_dir=str(root),
         is_under_slurm=True,
         is_in_container=True,
         is_interactive=True,
         has_client=True,
         info="JobId=7",
-        num_nodes=2,
+        num_nodes=num_nodes,
     )
+
+
+def test_several_nodes_need_a_way(tmp_path: Path) -> None:
+    """Else srun would start ranks on bare machines."""
     with pytest.raises(UsageError, match="must start in the image"):
-        choose(here)
+        choose(in_container(tmp_path, 2))
+
+
+@pytest.mark.parametrize(
+    ("environ", "ignored"),
+    [
+        ({"DDP_IMAGE": "./x.sqsh", "DDP_STAGE_IMAGE": "0"}, ["DDP_IMAGE"]),
+        ({"DDP_STAGE_IMAGE": "1"}, ["DDP_STAGE_IMAGE"]),
+        ({}, []),
+    ],
+)
+def test_what_a_container_makes_useless_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], environ: dict[str, str], ignored: list[str]
+) -> None:
+    """The script runs in its image already: there is none to start or to copy."""
+    choose(in_container(tmp_path, 1, **environ))
+    said = [line.split()[2] for line in capfd.readouterr().err.splitlines()]
+    assert said == ignored
