@@ -1,7 +1,8 @@
 """python -m trainer.evaluate CHECKPOINT: measure its model on the samples that are held out.
 
 The options that made the model are the checkpoint's own; where the data lie is not among them:
---data-dir is what the run was given. One process is enough, whatever number of ranks wrote it.
+--data-dir is what the run was given, and --workload must name a class of your own, whose code then
+runs. One process is enough, whatever number of ranks wrote it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trainer.checkpoint.train_state import OPTIONS
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.telemetry.metrics import figures_of
-from trainer.workloads.registry import build_workload
+from trainer.workloads.registry import BUILT_IN, build_workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,10 +37,11 @@ def main(argv: Sequence[str]) -> int:
     parser = command.Parser(prog="python -m trainer.evaluate", description=__doc__)
     parser.add_argument("checkpoint", type=command.path, help=command.CHECKPOINT_HELP)
     parser.add_argument("--data-dir", type=command.path, help="where the data lie, as of the run")
+    parser.add_argument("--workload", help="the run's, if it is a class of your own")
     parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
     options = parser.parse_args(argv)
     checkpoint = find(options.checkpoint)
-    measured = _measure(checkpoint, options.data_dir)
+    measured = _measure(checkpoint, options.data_dir, options.workload)
     if options.json:
         line = events.encode({"checkpoint": str(checkpoint), **measured})
         print(line.decode(), end="")
@@ -50,7 +52,21 @@ def main(argv: Sequence[str]) -> int:
     return codes.FINISHED
 
 
-def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | None]:
+def _check_workload(checkpoint: Path, found: str, wanted: str | None) -> None:
+    """Raise UserError where a checkpoint, perhaps a stranger's, would choose what code runs."""
+    if found != (wanted or found) or (found not in BUILT_IN and not wanted):
+        raise UserError(
+            str(checkpoint),
+            rule="be of a workload that comes with the trainer, or of the class that --workload"
+            " names, whose code then runs",
+            found=found,
+            remedy=f"if that code is yours, add --workload {found}",
+        )
+
+
+def _measure(
+    checkpoint: Path, data_dir: Path | None, wanted: str | None
+) -> Mapping[str, float | None]:
     """Return what a validation would, by the names that metrics.jsonl has for it."""
     # All of these import torch: wrong input is reported before.
     from trainer.checkpoint import loading  # noqa: PLC0415
@@ -71,6 +87,7 @@ def _measure(checkpoint: Path, data_dir: Path | None) -> Mapping[str, float | No
     if known.get("precision") in _MEASURED_IN:
         known["precision"] = _MEASURED_IN[known["precision"]]
     config = Config(**known, data_dir=data_dir)
+    _check_workload(checkpoint, config.workload, wanted)
     workload = build_workload(config)
     workload.check()
     mesh = open_mesh(Ranks(), dict(os.environ))

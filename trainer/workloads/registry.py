@@ -15,12 +15,13 @@ from trainer.workloads.base import Workload
 if TYPE_CHECKING:
     from trainer.config import Config
 
-_BUILT_IN = {
+BUILT_IN = {
     "mnist": "trainer.workloads.mnist:Mnist",
     "imagefolder": "trainer.workloads.images:ImageFolder",
     "fake-images": "trainer.workloads.images:FakeImages",
     "lm": "trainer.workloads.language:Language",
 }
+"""The workloads that come with the trainer."""
 
 _READS = {
     "mnist": {"data_dir", "dropout"},
@@ -38,10 +39,10 @@ def build_workload(config: Config) -> Workload:
     """
     name = config.workload
     _check_options(config)
-    module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
+    module_name, _, class_name = BUILT_IN.get(name, name).partition(":")
     if not class_name or not all(module_name.split(".")):
         raise _error(name, "no such name")
-    if name not in _BUILT_IN and str(Path.cwd()) not in sys.path:
+    if name not in BUILT_IN and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # `python -P`, as the launcher runs us, leaves it out
     try:
         module = importlib.import_module(module_name)
@@ -77,7 +78,7 @@ def _check_options(config: Config) -> None:
 def _error(name: str, found: object) -> UserError:
     return UserError(
         f"--workload {name}",
-        rule=f"be one of {', '.join(_BUILT_IN)}, or package.module:Class, "
+        rule=f"be one of {', '.join(BUILT_IN)}, or package.module:Class, "
         "a subclass of trainer.workloads.base.Workload",
         found=found,
         remedy="correct the name or the class, or install the package",

@@ -251,6 +251,20 @@ def test_a_model_is_evaluated_in_the_memory_that_a_few_samples_take(
     assert sizes == [8]
 
 
+def test_a_checkpoint_does_not_choose_the_code_that_runs(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be a stranger's, with a module beside it: a class is imported if its user names it."""
+    own = "trainer.workloads.mnist:Mnist"
+    _, run = train(*QUICK, "--max-steps", "1", "--workload", own)
+    for wanted, code in (((), 64), (("--workload", "mnist"), 64), (("--workload", own), 0)):
+        capsys.readouterr()
+        assert command.run(evaluate.main, [str(run.path), *wanted]) == code
+        assert (f"if that code is yours, add --workload {own}" in capsys.readouterr().err) == (
+            code == 64
+        )
+
+
 def test_a_loss_that_is_no_number_is_null_for_programs(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
