@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import time
@@ -30,6 +31,8 @@ _AUTOGROUP = "/proc/self/autogroup"
 _LOWEST, _USUAL = 19, 0
 """Priorities, as nice has them."""
 _RETRY_S, _MOST_TRIES = 0.02, 50
+_LOW_S = 20.0
+"""For so long; on a machine that has no time to spare it would never be ready."""
 
 
 class Standby:
@@ -60,6 +63,9 @@ class Standby:
         Ends if none comes, with nothing left: for what a task leaves, Slurm takes a second more.
         """
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the ranks that train
+        if self._has_own_session:
+            select.select([0], [], [], _LOW_S)
+            _set_priority_of_session(_USUAL)
         line = b""
         while not line.endswith(b"\n"):
             data = os.read(0, _READ_BYTES)
@@ -68,8 +74,6 @@ class Standby:
                 os.waitpid(self._child.pid, 0)
                 os._exit(0)
             line += data
-        if self._has_own_session:
-            _set_priority_of_session(_USUAL)
         order = json.loads(line)
         changed = {**environ, **order["environ"]}
         kept = {name: value for name, value in changed.items() if value is not None}
