@@ -46,10 +46,10 @@ class Target:
         """
         if self.folder is None:
             return list(self.files)
-        wanted = self.job
+        wanted = None if self.job is None else [self.job]
         if self.run_dir is not None:
-            wanted = job_ids[-1] if job_ids else Path(self.run_dir).name.removeprefix("slurm-")
-        return logfiles.in_folder(self.folder, None if wanted is None else [wanted])
+            wanted = list(job_ids[-1:]) or logfiles.jobs_by_name(Path(self.run_dir).name)
+        return logfiles.in_folder(self.folder, wanted)
 
 
 def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:

@@ -189,9 +189,13 @@ def beside_run(run_dir: str) -> list[str]:
     for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):  # noqa: PTH100
         folder, name = os.path.split(whole)
         with reading_folder(folder):
-            own = [name.removeprefix(_JOB)] if name.startswith(_JOB) else []
-            logs += no_pipes(in_folder(folder, {*own, *jobs}))
+            logs += no_pipes(in_folder(folder, {*jobs_by_name(name), *jobs}))
     return logs
+
+
+def jobs_by_name(name: str) -> list[str]:
+    """Return the job that a run directory is named for, `slurm-<job>`; none: it has a name."""
+    return [name.removeprefix(_JOB)] if name.startswith(_JOB) else []
 
 
 def _in_directory(path: str) -> list[str]:

@@ -379,6 +379,16 @@ def test_of_a_directory_the_newest_job_is_meant(tmp_path: Path) -> None:
     assert target.resolve([str(tmp_path)], {}).run_dir == str(tmp_path / "slurm-8")
 
 
+@pytest.mark.parametrize(("name", "logs"), [("slurm-7", ["slurm-7.n1.gutil"]), ("7", [])])
+def test_a_run_that_has_not_begun_has_the_logs_of_the_job_in_its_name(
+    tmp_path: Path, name: str, logs: list[str]
+) -> None:
+    """A name that its user gave is no job's id."""
+    log_of(tmp_path, "n1", job="7").write(gpu(0))
+    found = target.resolve([str(run_dir(tmp_path, name, job="7"))], {})
+    assert [Path(log).name for log in found.logs([])] == logs
+
+
 def test_a_directory_may_still_be_empty(tmp_path: Path) -> None:
     """Logs may come; without the path of one, nothing is guessed."""
     assert target.resolve([str(tmp_path)], {}).logs([]) == []
