@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_workload(checkpoint: Path, found: str, wanted: str | None) -> None:
     """Raise UserError where a checkpoint, perhaps a stranger's, would choose what code runs."""
-    if found != (wanted or found) or (found not in BUILT_IN and not wanted):
+    is_allowed = found == wanted if wanted else found in BUILT_IN
+    if not is_allowed:
         raise UserError(
             str(checkpoint),
             rule="be of a workload that comes with the trainer, or of the class that --workload"
@@ -82,12 +83,12 @@ def _measure(
     from trainer.workloads.checks import test_data_of  # noqa: PLC0415
 
     stored = loading.open_verified(checkpoint)
-    weights = loading.read_weights(stored)
     known: dict[str, Any] = {n: v for n, v in stored.state.identity.items() if n in OPTIONS}
     if known.get("precision") in _MEASURED_IN:
         known["precision"] = _MEASURED_IN[known["precision"]]
     config = Config(**known, data_dir=data_dir)
     _check_workload(checkpoint, config.workload, wanted)
+    weights = loading.read_weights(stored)
     workload = build_workload(config)
     workload.check()
     mesh = open_mesh(Ranks(), dict(os.environ))
