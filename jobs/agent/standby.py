@@ -113,13 +113,13 @@ def _set_priority_of_session(nice: int) -> None:
     second, and every rank's agent tries to.
     """
     for _ in range(_MOST_TRIES):
-        if _is_set(nice):
+        if _try_to_set(nice):
             return
         time.sleep(_RETRY_S)
 
 
-def _is_set(nice: int) -> bool:
-    """Set it, unless it has just been set; true also where the kernel has no such priority."""
+def _try_to_set(nice: int) -> bool:
+    """Set it if it is another; false: too soon after the last time. A kernel may have none."""
     try:
         with open(_AUTOGROUP, "r+b", buffering=0) as file:
             if int(file.read().split()[-1]) != nice:

@@ -40,8 +40,8 @@ class Attempts:
         decision = self._count()
         if decision is None:
             self._ranks.prepare_backend()
-        if decision is None and self._plan.wants_preflight:
-            decision = self._leave(self._check_nodes())
+            if self._plan.wants_preflight:
+                decision = self._leave(self._check_nodes())
         while decision is None or decision.kind == decide.RESTART:
             if decision is not None:
                 self._now.requests.pause(decision.delay_s)

@@ -125,13 +125,15 @@ class Guard:
         Not where only a few are left, such as rank 0 with what it has to save.
         """
         finished, up = self._journal.reports.finished, self._journal.reports.up
-        rank, node = next(iter(finished.items()), (None, None))
-        waiting = [f"rank {rank} on {node}" for rank, node in up.items()]
-        if 0 < len(finished) < len(up) and not self._is_polling:
-            info(
-                f"rank {rank} on {node} ended with code 0, {_EARLY_S} s ago; not ended, and perhaps"
-                f" waiting for it: {listed(waiting, 3)}"
-            )
+        if self._is_polling or not 0 < len(finished) < len(up):
+            return
+        (early, *_), waiting = (
+            [f"rank {rank} on {node}" for rank, node in ranks.items()] for ranks in (finished, up)
+        )
+        info(
+            f"{early} ended with code 0, {_EARLY_S} s ago; not ended, and perhaps waiting for it:"
+            f" {listed(waiting, 3)}"
+        )
 
     def _poll(self) -> None:
         self._hang.poll()

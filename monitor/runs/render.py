@@ -70,11 +70,9 @@ def advice(attempt: dict[str, Any], record: dict[str, Any]) -> str:
     """Say what to do next, and how to go on from the last checkpoint."""
     text = ADVICE.get(attempt["failure_class"], ADVICE["program"])
     failure = attempt["failure"] or {}
-    text = _INSTEAD.get(failure.get("words", ""), text)
     node = failure.get("node")
     is_refused = attempt["failure_class"] == "user" and not node  # such as an image without bash
-    if is_refused:
-        text = _INSTEAD[patterns.NONE_STARTED]
+    text = _INSTEAD.get(patterns.NONE_STARTED if is_refused else failure.get("words", ""), text)
     text = text.format(exclude=f"sbatch --exclude={node}" if node else "sbatch --exclude=NODE")
     decision = (attempt["decision"] or {}).get("decision")
     if attempt["failure_class"] is None or decision in ("requeue", "successor", "restart"):
