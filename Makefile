@@ -13,14 +13,17 @@ help: ## show this list
 demo: $(VENV)/.runtime ## train on real digits with 2 ranks and a monitor, under Slurm if it answers
 	@examples/demo.sh
 
-test: $(VENV)/.dev ## run the tests; as root on Debian, first install and start what they need
+test: WITHOUT := --ignore=tests/examples --ignore=tests/matrix
+test: ## run the tests; as root on Debian, first install and start what they need
+test-all: ## the same, also with the frameworks of examples/ and on another Debian: it installs both
+test test-all: $(VENV)/.dev
 	@tests/provision.sh
-	@$(PY) -m pytest $(PARALLEL) $(COVERAGE) -m "not thorough"
+	@$(PY) -m pytest $(PARALLEL) $(COVERAGE) -m "not thorough" $(WITHOUT)
 
 coverage: COVERAGE := --cov --cov-report=term --cov-fail-under=92
-coverage: test ## the same, measuring what they cover, which takes longer: at least 92 %
+coverage: test-all ## test-all, measuring what is covered, which takes longer: at least 92 %
 
-thorough: $(VENV)/.dev ## run what `make test` leaves out: further variants, and the benchmarks
+thorough: $(VENV)/.dev ## run what `make test-all` leaves out: further variants, and the benchmarks
 	@tests/provision.sh
 	@$(PY) -m pytest $(PARALLEL) -m thorough
 
@@ -90,7 +93,7 @@ ON_CORES := -n logical --maxprocesses 4 --dist loadscope # the short ones comput
 MATRIX := tests/cluster tests/jobs tests/faults $(wildcard tests/trainer/checkpoint/test_checkpoint*.py) tests/trainer/checkpoint/test_safe_reader.py
 
 # The tests start thousands of interpreters: each finds the modules compiled, whatever the shell says.
-test test-fast faults storm matrix: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-fast faults storm matrix: export PYTHONDONTWRITEBYTECODE :=
 
 SCRIPTS = $(shell git ls-files '*.sh') .ci/run
 
@@ -124,4 +127,4 @@ $(VENV)-lowest/.dev: pyproject.toml | $(PY)
 	    $$(sed -nE 's/^    "(torch|torchvision)>=([0-9.]+)",/\1==\2.*/p' pyproject.toml)
 	@touch $@
 
-.PHONY: help demo test coverage thorough test-fast lint faults storm matrix pictures image sqsh cluster-up cluster-down bench gpu
+.PHONY: help demo test test-all coverage thorough test-fast lint faults storm matrix pictures image sqsh cluster-up cluster-down bench gpu

@@ -312,7 +312,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep what shares a thing of the machine in one process: `make test` runs several.
+    """Keep what shares a thing of the machine in one process: `make test` runs three.
 
     Marks would say it where the tests are, but xdist's own groups are lost under pytest 9.2.
     """

@@ -1,4 +1,4 @@
-"""What another test shows too is left to `make thorough`, so that `make test` ends in time."""
+"""What another test shows too is left to `make thorough`, so that the others end in time."""
 
 from __future__ import annotations
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.examples.conftest import EXAMPLES
-
-if TYPE_CHECKING:
-    from pathlib import Path
+DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo.sh"
 
 
 @pytest.mark.slow
@@ -23,7 +20,7 @@ def test_the_demo_in_place(tmp_path: Path) -> None:
     """
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DDP_OUT": str(tmp_path / "out")}
     done = subprocess.run(
-        [EXAMPLES / "demo.sh"],
+        [DEMO],
         env=env,
         capture_output=True,
         text=True,
