@@ -21,6 +21,8 @@ _EXCEPTION = re.compile(
     r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*|Fatal Python error.*"
     r"|ERROR: Could not consume arg.*|FATAL Flags parsing error.*|Could not override .*"
 )
+_COMPLAINED = re.compile(r"(?:error|ERROR|fatal|FATAL): .")
+"""What a script may say before it exits, where nothing was raised."""
 _NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
 """What ends a traceback: any class may be raised."""
 _FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
@@ -58,7 +60,7 @@ def errors_in(log_end: str) -> list[str]:
     lines = _lines(log_end)
     went_on = [number for number, line in enumerate(lines) if _GOES_ON.search(line)]
     lines = lines[went_on[-1] + 1 :] if went_on else lines
-    fatal = [n for n, line in enumerate(lines) if _is_fatal(lines, n, line)]
+    fatal = _fatal(lines)
     if not fatal:
         return [line[:MAX_LINE] for line in lines[-_NUM_LAST:]]
     chain = [fatal[-1]]
@@ -76,6 +78,12 @@ def _lines(log_end: str) -> list[str]:
     text = _COMPLAINT.sub("Error:", log_end)
     lines = (_PREFIX.sub("", line).rstrip(" \t│") for line in text.splitlines()[-_NUM_LINES:])
     return [line for line in lines if not _RULE.fullmatch(line) and not NO_REASON.match(line)]
+
+
+def _fatal(lines: Sequence[str]) -> list[int]:
+    """Number the lines with which the program may have ended."""
+    raised = [n for n, line in enumerate(lines) if _is_fatal(lines, n, line)]
+    return raised or [n for n, line in enumerate(lines) if _COMPLAINED.match(line)]
 
 
 def _is_fatal(lines: Sequence[str], number: int, line: str) -> bool:
@@ -104,9 +112,9 @@ def headline(reported: str | None, log_end: str) -> str:
 def last_exception(log_end: str) -> str:
     """Return the exception that a log ends with; empty if it ends with anything else."""
     lines = _lines(log_end)
-    begin = len(lines) - 1 - _NUM_BELOW
-    found = [line for n, line in enumerate(lines) if n >= begin and _is_fatal(lines, n, line)]
-    return found[-1][:MAX_LINE] if found else ""
+    fatal = _fatal(lines)
+    is_end = fatal and fatal[-1] >= len(lines) - 1 - _NUM_BELOW
+    return lines[fatal[-1]][:MAX_LINE] if is_end else ""
 
 
 def consequence(reported: str | None, log_end: str) -> str:
