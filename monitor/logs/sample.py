@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from monitor.logs import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from datetime import datetime
 
 _Number = TypeVar("_Number", int, float)
@@ -128,27 +128,3 @@ class Reading:
     facts: tuple[tuple[str, str], ...] = ()
     is_renumbered: bool = False
     """Whether a device cgroup hides GPUs: CUDA counts only those that are here."""
-
-
-class GpuSource(Protocol):
-    """A source of readings of this node's GPUs."""
-
-    def read(self) -> Reading:
-        """Poll once."""
-        ...
-
-
-class HostSource(Protocol):
-    """A source of readings of this machine."""
-
-    def read(self) -> HostSample:
-        """Poll once."""
-        ...
-
-
-class RankSource(Protocol):
-    """Whatever knows which rank computes on which GPU, and how far it is."""
-
-    def read(self, reading: Reading) -> Sequence[RankSample]:
-        """Poll once: a sample for each GPU of a reading."""
-        ...
