@@ -16,7 +16,7 @@ from monitor.live.run import LiveRun, Progress
 from monitor.live.snapshot import interval_s
 from monitor.logs import clock
 from monitor.logs.decode import NO_TIME
-from monitor.logs.series import GpuSeries, PlacedEvent
+from monitor.logs.series import GpuSeries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,9 +109,7 @@ def window(
         name=None,
         gpus=tuple(_series(track, wanted) for track in tracks),
         # a copy: the log may be read meanwhile
-        log_events=tuple(
-            PlacedEvent(log.host, log.job, m) for log in logs for m in tuple(log.events)
-        ),
+        log_events=tuple(event for log in logs for event in tuple(log.events)),
         metrics=() if run is None else run.intervals,
         events=() if run is None else (*run.ranks, *run.notes),
         logs=() if is_over else tuple(_state(log, now_s) for log in with_tracks),

@@ -135,15 +135,6 @@ class GpuSeries:
         return gutil.parse_number(self.fact(name))
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedEvent:
-    """What happened at a moment, and where."""
-
-    host: str
-    job: str | None
-    event: LogEvent
-
-
 @dataclass(frozen=True)
 class Run:
     """All that was recorded of a run, or of the runs whose logs were named.
@@ -155,7 +146,7 @@ class Run:
     name: str | None
     gpus: tuple[GpuSeries, ...]
     """Sorted by job, host and GPU."""
-    log_events: tuple[PlacedEvent, ...] = ()
+    log_events: tuple[LogEvent, ...] = ()
     """Sorted by time."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -188,9 +179,7 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     return Run(
         name=_name(run_dirs, gpus),
         gpus=gpus,
-        log_events=tuple(
-            sorted(parts.events, key=lambda placed: np.nan_to_num(placed.event.time_s))
-        ),
+        log_events=tuple(sorted(parts.events, key=lambda event: np.nan_to_num(event.time_s))),
         metrics=tuple(metrics),
         events=tuple(events),
         num_unreadable=parts.num_unreadable,
@@ -202,7 +191,7 @@ class _Parts:
     """The readings of each GPU, log by log."""
 
     of: dict[_Key, list[GpuSeries]] = field(default_factory=dict)
-    events: list[PlacedEvent] = field(default_factory=list)
+    events: list[LogEvent] = field(default_factory=list)
     num_unreadable: int = 0
     are_foreign: bool = False
     """All that were added are no logs."""
@@ -223,9 +212,7 @@ class _Parts:
         for series in split:
             index = -1 if series.gpu is None else series.gpu
             self.of.setdefault((series.host, series.job, index, series.uuid), []).append(series)
-        for event in log.events:
-            job, host = event.place or files.named(log.path)
-            self.events.append(PlacedEvent(host, job, event))
+        self.events += log.events
 
     def series(self) -> tuple[GpuSeries, ...]:
         order = sorted(self.of, key=lambda key: (key[1] or "", key[0], key[2]))

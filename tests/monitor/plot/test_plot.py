@@ -22,8 +22,8 @@ from monitor.analysis import axis as plot_axis
 from monitor.analysis.events import events_of
 from monitor.errors import UserError
 from monitor.logs import series
-from monitor.logs.log_events import LogEvent
-from monitor.logs.series import GpuSeries, PlacedEvent, Run
+from monitor.logs.log_events import LogEvent, Place
+from monitor.logs.series import GpuSeries, Run
 from monitor.plot import curves, metrics
 from monitor.plot import figure as plot_figure
 from monitor.plot import grid as plot_grid
@@ -225,9 +225,13 @@ def test_events_have_kinds_and_words() -> None:
         {"time": "never", "event": "end"},
         {"time": "2026-11-21T10:06:00.000Z", "event": "rank_up"},
     ]  # fmt: skip
-    xid = LogEvent(1_795_255_300.0, "xid", 3, {"xid": "79", "text": "off_the_bus"})
-    marks = (PlacedEvent("n2", None, xid), PlacedEvent("n2", None, LogEvent(np.nan, "lost", 1)))
-    marks += (PlacedEvent("n2", None, LogEvent(1_795_255_301.0, "rotated")),)
+    node = Place(None, "n2")
+    xid = {"xid": "79", "text": "off_the_bus"}
+    marks = (
+        LogEvent(1_795_255_300.0, "xid", 3, xid, node),
+        LogEvent(np.nan, "lost", 1, place=node),
+        LogEvent(1_795_255_301.0, "rotated", place=node),
+    )
     found = events_of(Run("r", (), log_events=marks, events=tuple(lines)))
     kinds = [event.kind for event in found]
     assert kinds == [
