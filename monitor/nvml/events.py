@@ -116,9 +116,9 @@ class Events:
         return self._thread is None or not self._thread.is_alive()
 
     def _watch(self, event_set: Handle | None) -> None:
-        wait = function("nvmlEventSetWait_v2") or function("nvmlEventSetWait")
+        wait = function("nvmlEventSetWait_v2", "nvmlEventSetWait")
         data = pynvml.c_nvmlEventData_t()
-        while wait is not None and not self._ended.is_set():
+        while not self._ended.is_set():
             if event_set is not None and self._is_outdated:
                 self._is_outdated = False
                 _free(event_set)
