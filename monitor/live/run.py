@@ -44,7 +44,6 @@ class Progress:
     step: int | None = None
     num_steps: int | None = None
     """Of the whole run."""
-    epoch: int | None = None
     loss: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
@@ -160,7 +159,6 @@ class LiveRun:
             num_ranks=integer(self._last.get("start", {}).get("world_size")),
             step=step,
             num_steps=total,
-            epoch=integer(now.get("epoch")),
             loss=finite(now.get("loss")),
             samples_per_s=finite(now.get("samples_per_s")),
             tokens_per_s=finite(now.get("tokens_per_s")),

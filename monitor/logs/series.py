@@ -173,7 +173,7 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     parts = _Parts()
     for log in found:
         parts.add(reader.read_log(log, wanted))
-    if parts.are_foreign and not run_dirs:
+    if found and parts.are_foreign and not run_dirs:
         reader.refuse_foreign(found[0][0])
     gpus = parts.series()
     return Run(
@@ -193,9 +193,8 @@ class _Parts:
     of: dict[_Key, list[GpuSeries]] = field(default_factory=dict)
     events: list[LogEvent] = field(default_factory=list)
     num_unreadable: int = 0
-    are_foreign: bool = False
+    are_foreign: bool = True
     """All that were added are no logs."""
-    _num_added: int = 0
 
     def add(self, log: Sequence[Log]) -> None:
         """Take up the files of a log."""
@@ -206,8 +205,7 @@ class _Parts:
             self._add(file, _split(file, unit, uuids, nominal_s, start))
 
     def _add(self, log: Log, split: Iterator[GpuSeries]) -> None:
-        self.are_foreign = log.is_foreign and (self.are_foreign or not self._num_added)
-        self._num_added += 1
+        self.are_foreign &= log.is_foreign
         self.num_unreadable += log.num_unreadable
         for series in split:
             index = -1 if series.gpu is None else series.gpu

@@ -93,7 +93,8 @@ def last_written_s(run_dir: str, attempt: dict[str, Any]) -> float | None:
     for node in nodes:
         if max(filter(None, found), default=0.0) > time.time() - _FRESH_S:
             break  # one fresh word is enough, and a log's end takes time to read
-        found.append(_last_s(node_log.path_of(run_dir, attempt["job_id"], node), _sample_s))
+        log = paths.gutil_path(os.path.dirname(run_dir), attempt["job_id"], node)  # noqa: PTH120
+        found.append(_last_s(log, _sample_s))
     return max(filter(None, found), default=None)
 
 
