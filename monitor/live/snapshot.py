@@ -85,9 +85,6 @@ class Snapshot:
     rows: tuple[Row, ...]
     """By node and GPU."""
     progress: Progress | None
-    num_unreadable: int
-    problems: tuple[str, ...]
-    """What could not be read, one message each."""
 
 
 class Rows:
