@@ -82,7 +82,7 @@ def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_
     job = job_in(events)
     name = os.path.basename(os.path.abspath(run_dir))  # noqa: PTH100, PTH119 - its name, not a link's
     labels = {"job": job, "user": users.get(job or ""), "run": name}
-    if composed and composed["attempts"]:
+    if composed:
         state = _state(run_dir, composed["attempts"][-1], now_s)
         if state == "running":
             liveness.go_on(composed, now_s)

@@ -54,6 +54,12 @@ def load(run_dir: str) -> Run:
             "events.jsonl must be UTF-8 text", f"{found} in {run_dir}", "name another run"
         )
     events, num_bad = event_log.read(data)
+    if not events:  # as after a full disk
+        raise UserError(
+            "a run directory must hold a run's events",
+            f"none in events.jsonl of {run_dir}",
+            "name the directory of a run that was started",
+        )
     numbers = {integer(event.get("attempt")) or 1 for event in events}
     metrics, num_bad_metrics = last_metrics(RunDir(run_dir).metrics, sorted(numbers))
     return Run(run_dir, events, metrics, num_bad + num_bad_metrics, RankLogs(run_dir, events))

@@ -54,7 +54,7 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
 
     """
     run = evidence.load(run_dir)
-    made = record.started(record.of(run), run.path)
+    made = record.of(run)
     now_s = time.time() if now_s is None else now_s
     attempt = made["attempts"][-1]
     written_s = liveness.last_written_s(run_dir, attempt)
