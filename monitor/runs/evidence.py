@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
@@ -84,7 +85,8 @@ class RankLogs:
     def __init__(self, run_dir: str, events: Sequence[Event]) -> None:
         self._files = RunDir(run_dir)
         self._begins: dict[int, dict[int, int | None]] = {}
-        self._known: dict[tuple[int, int], str] = {}
+        self.end = cache(self._read)
+        """Gives the last 16 KiB of (attempt, rank); empty where there is nothing to read."""
         for event in events:
             rank = integer(event.get("rank"))
             if event.get("event") == "rank_up" and rank is not None:
@@ -94,13 +96,6 @@ class RankLogs:
     def path(self, rank: int) -> str:
         """Where a rank's log lies."""
         return self._files.rank_log(rank)
-
-    def end(self, attempt: int, rank: int) -> str:
-        """Give the last 16 KiB of it; empty where there is nothing to read."""
-        key = (attempt, rank)
-        if key not in self._known:
-            self._known[key] = self._read(attempt, rank)
-        return self._known[key]
 
     def _read(self, attempt: int, rank: int) -> str:
         begins = self._begins.get(rank, {})
