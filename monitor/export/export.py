@@ -104,11 +104,10 @@ def _check(options: Namespace) -> None:
 
 def _files(options: Namespace) -> list[str]:
     """Find the logs' files, for rows of all jobs of a run; UserError where one is `--out`."""
-    found = find.find(options.paths)
-    logs = [*found.logs]  # metrics are of these alone, not of what was rotated away
+    logs, runs = find.find(options.paths)  # metrics are not of what was rotated away
     if options.form in ROWS:
         logs = [file for log in files.find(options.paths) for file in log]
-    check(options.out, [*logs, *(f"{run}/{name}" for run in found.runs for name in _RUN_FILES)])
+    check(options.out, [*logs, *(f"{run}/{name}" for run in runs for name in _RUN_FILES)])
     return logs
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
@@ -15,16 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True)
-class Found:
-    """Paths, each file and each directory once."""
-
-    logs: tuple[str, ...]
-    runs: tuple[str, ...]
-
-
-def find(paths: Sequence[str]) -> Found:
-    """Find logs and runs.
+def find(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Find logs and runs, each file and each directory once.
 
     Args:
         paths: logs; run directories, which stand for the logs of their last job as well; and
@@ -54,14 +45,14 @@ def find(paths: Sequence[str]) -> Found:
             runs += inner
         else:
             logs.append(path)
-    return Found(_each_once(logs), _each_once(runs))
+    return _each_once(logs), _each_once(runs)
 
 
-def _each_once(paths: Sequence[str]) -> tuple[str, ...]:
+def _each_once(paths: Sequence[str]) -> list[str]:
     found: dict[str, str] = {}
     for path in paths:
         found.setdefault(os.path.realpath(path), path)
-    return tuple(found.values())
+    return list(found.values())
 
 
 def _folders_in(path: str) -> list[str]:

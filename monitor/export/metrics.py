@@ -45,15 +45,15 @@ class Collector:
             UserError: there is neither a log nor a run, or a log that was named cannot be read.
 
         """
-        found = find.find(self._paths)
-        self._logs = {path: self._logs.get(path) or Newest(path) for path in found.logs}
+        logs, runs = find.find(self._paths)
+        self._logs = {path: self._logs.get(path) or Newest(path) for path in logs}
         metrics, fresh, states = Metrics(), [], dict.fromkeys(("fresh", "stale", "unreadable"), 0)
         for log in self._logs.values():
             node, state = self._read(log, now_s)
             states[state] += 1
             fresh += [node] if node is not None else []
         gpus.add(metrics, fresh)
-        self._add_runs(metrics, found.runs, fresh, now_s)
+        self._add_runs(metrics, runs, fresh, now_s)
         metrics.put(EXPORT_TIME, {}, now_s)
         for state, num in states.items():
             metrics.put(EXPORT_LOGS, {"state": state}, num)
