@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 
 from monitor.analysis.events import KINDS
 from monitor.plot.metrics import THROTTLE_WORDS
-from monitor.plot.ticks import ticks
+from monitor.analysis.axis import ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

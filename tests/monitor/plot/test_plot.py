@@ -28,7 +28,7 @@ from monitor.plot import curves, metrics
 from monitor.plot import figure as plot_figure
 from monitor.plot import grid as plot_grid
 from monitor.plot.picture import picture
-from monitor.plot.ticks import ticks
+from monitor.analysis.axis import ticks
 
 pytestmark = pytest.mark.slow
 
