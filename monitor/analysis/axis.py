@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.errors import UserError
-from monitor.logs import clock, gutil
+from monitor.logs import gutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -135,21 +135,15 @@ def _words(axis: Axis, place: float, form: str) -> str:
 
 
 def binned(
-    axis: Axis,
-    time_s: NDArray[np.float64],
-    values: NDArray[np.floating],
-    *,
-    worst: bool,
-    steps_s: Callable[[], NDArray[np.floating]] | None = None,
+    axis: Axis, series: GpuSeries, values: NDArray[np.floating], *, worst: bool
 ) -> NDArray[np.float32]:
-    """Put (samples,) readings, sorted by time, into (bins,): their mean, or the highest.
+    """Put (samples,) values of a series into (bins,): their mean, or the highest.
 
     A sample stands for the time since the one before, if that is no gap: a bin too short to hold
-    one takes it over. NaN: no reading, which is a gap and not a zero. `steps_s` gives that time,
-    NaN after a gap, where it is known already.
+    one takes it over. NaN: no reading, which is a gap and not a zero.
     """
-    timed = np.isfinite(time_s)
-    time_s, values = time_s[timed], values[timed]
+    timed = np.isfinite(series.time_s)
+    time_s, values = series.time_s[timed], values[timed]
     means = np.full(axis.num_bins, np.nan, np.float32)
     if not time_s.size:
         return means
@@ -161,8 +155,7 @@ def binned(
     is_empty[place[first]] = False
     empty = np.flatnonzero(is_empty)
     if empty.size:
-        steps = clock.steps_s(time_s, math.nan) if steps_s is None else steps_s()[timed]
-        means[empty] = _of_next(axis, time_s, values, steps, empty)
+        means[empty] = _of_next(axis, time_s, values, series.steps_s[timed], empty)
     return means
 
 
