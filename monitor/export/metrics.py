@@ -20,7 +20,6 @@ _MAX_AGE_S = 300.0
 
 EXPORT_TIME = Metric("ddp_export_timestamp_seconds", "When this was written, since 1970.")
 EXPORT_LOGS = Metric("ddp_export_logs", "Logs by state; only fresh ones are exported.")
-METRICS = (*gpus.METRICS, *export_run.METRICS, EXPORT_TIME, EXPORT_LOGS)
 
 
 class Collector:

@@ -55,11 +55,6 @@ GOODPUT = Metric("ddp_run_goodput_ratio", "Share of the wall time spent on steps
 TIME_SPENT = Metric("ddp_run_time_seconds", "Wall time by what it was spent on.")
 CHECKPOINT_STEP = Metric("ddp_run_checkpoint_step", "Step of the last complete checkpoint.")
 
-METRICS = (
-    *(key.metric for key in KEYS),
-    *(STEP_TIME, RUN_UP, ATTEMPT, WORLD_SIZE, STEPS_LOST, GOODPUT, TIME_SPENT, CHECKPOINT_STEP),
-)
-
 
 def events_of(run_dir: str) -> list[Event]:
     """Read what happened in a run; nothing where nothing is recorded."""
