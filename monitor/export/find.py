@@ -34,7 +34,7 @@ def find(paths: Sequence[str]) -> tuple[list[str], list[str]]:
         elif os.path.isdir(path):  # noqa: PTH112 - many
             inner = [one for one in _folders_in(path) if is_run(one)]
             with files.reading_folder(path):
-                here = files.no_pipes(files.in_folder(path))
+                here = files.in_folder(path)
             if not here and not inner:
                 raise UserError(
                     "a directory must hold .gutil files, or run directories",
@@ -68,4 +68,4 @@ def _beside(run: str) -> list[str]:
     whole = os.path.abspath(run)  # noqa: PTH100 - a link is not followed: logs lie beside it
     folder = os.path.dirname(whole)  # noqa: PTH120
     with files.reading_folder(folder):
-        return files.no_pipes(files.in_folder(folder, [job]))
+        return files.in_folder(folder, [job])

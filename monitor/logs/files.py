@@ -69,6 +69,9 @@ def named(path: str) -> tuple[str | None, str]:
 def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
     """List the logs of a folder, sorted, each as the path that is written to.
 
+    What a directory may hold beside files, such as a pipe without a writer, is none. What is not
+    there, as behind a link, is one: its reader reports it.
+
     Args:
         folder: which to list, not below it.
         jobs: whose logs to give; None: all.
@@ -81,14 +84,7 @@ def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
     if jobs is not None:
         wanted = frozenset(jobs)
         names = [name for name in names if named(name)[0] in wanted]
-    return [os.path.join(folder, name) for name in names]  # noqa: PTH118
-
-
-def no_pipes(paths: Iterable[str]) -> list[str]:
-    """Leave out what a directory may hold beside files, such as a pipe without a writer.
-
-    What is not there, as behind a link, stays: it is reported.
-    """
+    paths = [os.path.join(folder, name) for name in names]  # noqa: PTH118
     return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]  # noqa: PTH110, PTH113
 
 
@@ -189,7 +185,7 @@ def beside_run(run_dir: str) -> list[str]:
     for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):  # noqa: PTH100
         folder, name = os.path.split(whole)
         with reading_folder(folder):
-            logs += no_pipes(in_folder(folder, {*jobs_by_name(name), *jobs}))
+            logs += in_folder(folder, {*jobs_by_name(name), *jobs})
     return logs
 
 
@@ -202,7 +198,7 @@ def _in_directory(path: str) -> list[str]:
     if is_run(path):
         return beside_run(path)
     with reading_folder(path):
-        found = no_pipes(in_folder(path))
+        found = in_folder(path)
     if not found:
         raise UserError(
             "a directory must hold .gutil files",
