@@ -38,37 +38,26 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print the report; 0."""
+    """Print what some logs amount to; 0."""
     if options.co2 is not None and not 0 <= options.co2 < math.inf:
         raise UserError(
             "--co2 must be a number of grams a kWh, 0 or more",
             f"{options.co2:g}",
             "30 to 800 is what power grids have",
         )
-    return report(options.files, as_json=options.json, full=options.full, co2_g_per_kwh=options.co2)
-
-
-def report(
-    paths: Sequence[str],
-    *,
-    as_json: bool = False,
-    full: bool = False,
-    co2_g_per_kwh: float | None = None,
-) -> int:
-    """Print what some logs amount to; 0."""
-    logs = logfiles.find(paths)
+    logs = logfiles.find(options.files)
     if not logs:
         raise UserError(
             "a run directory must have .gutil logs beside it",
-            f"none for {', '.join(paths)}",
+            f"none for {', '.join(options.files)}",
             "copy them there, or name them",
         )
     nodes, files = aggregates.count(logs)
     jobs = stats.join(nodes)
-    if as_json:
-        print(json.dumps(document(jobs, files, co2_g_per_kwh), indent=2))
+    if options.json:
+        print(json.dumps(document(jobs, files, options.co2), indent=2))
     else:
-        _print(jobs, files, co2_g_per_kwh, full=full)
+        _print(jobs, files, options.co2, full=options.full)
     return 0
 
 

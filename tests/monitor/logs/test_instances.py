@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from monitor import cli
 from monitor.live import log as live_log
 from monitor.live.log import LiveLog
 from monitor.logs import reader
-from monitor.report import report
 from tests.monitor.read_rows import one_by_one
 
 NAMES = [("gi", "Idx"), ("ci", "Idx"), ("sm", "%"), ("smutil", "GPM:%")]
@@ -81,6 +81,6 @@ def test_the_report_says_whose_rows_they_are(
     """In plain words, below the tables."""
     path = tmp_path / "log.gutil"
     path.write_text(head(NAMES) + row(GPU) + row(PART))
-    report.report([str(path)])
+    cli.main(["report", str(path)])
     output = " ".join(capsys.readouterr().out.split())
     assert f"1 row could not be read ({reader.INSTANCE})" in output

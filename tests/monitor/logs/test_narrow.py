@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from monitor import cli
 from monitor.live import log as live_log
 from monitor.live.log import LiveLog
 from monitor.logs import parser, reader
 from monitor.logs.newest import Newest
-from monitor.report import report
 from monitor.runs import node_log
 from tests.monitor.dmon_letters import LETTERS
 from tests.monitor.read_rows import one_by_one
@@ -218,7 +218,7 @@ def test_the_report_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """In plain words, below the tables."""
     path = tmp_path / "log.gutil"
     path.write_text(Program().text([PUMT] * 45))
-    report.report([str(path)])
+    cli.main(["report", str(path)])
     output = " ".join(capsys.readouterr().out.split())
     assert f"1 row could not be read ({parser.NARROW})" in output
 
