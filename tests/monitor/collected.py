@@ -29,7 +29,7 @@ def every_metric() -> list[Metric]:
     values = (value for module in (gpus, run, metrics) for value in vars(module).values())
     single = [value for value in values if isinstance(value, Metric)]
     of_columns = [metric for _, metric in (*gpus.GPU_METRICS, *gpus.NODE_METRICS)]
-    return [*single, *of_columns, *(key.metric for key in run.KEYS)]
+    return [*single, *of_columns, *(metric for _, _, metric in run.KEYS)]
 
 
 def families(parsed: Any) -> Samples:
