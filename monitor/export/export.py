@@ -138,7 +138,7 @@ def _follow(collector: Collector, options: Namespace) -> None:
                 emit(str(error))
             is_failing = True
     with suppress(FileNotFoundError):
-        os.unlink(os.path.realpath(options.out))  # noqa: PTH108
+        os.unlink(os.path.realpath(options.out))
 
 
 def _rows(paths: Sequence[str], options: Namespace) -> None:
@@ -155,7 +155,7 @@ def _rows(paths: Sequence[str], options: Namespace) -> None:
             copy_to_stdout(target)
         return
     with beside(options.out) as target:
-        _write(paths, options.form, target, os.path.dirname(target))  # noqa: PTH120
+        _write(paths, options.form, target, os.path.dirname(target))
 
 
 def _write(paths: Sequence[str], form: str, target: str, scratch: str) -> None:

@@ -31,7 +31,7 @@ def find(paths: Sequence[str]) -> tuple[list[str], list[str]]:
         if is_run(path):
             runs.append(path)
             logs += _beside(path)
-        elif os.path.isdir(path):  # noqa: PTH112 - many
+        elif os.path.isdir(path):
             inner = [one for one in _folders_in(path) if is_run(one)]
             with files.reading_folder(path):
                 here = files.in_folder(path)
@@ -58,14 +58,14 @@ def _each_once(paths: Sequence[str]) -> list[str]:
 def _folders_in(path: str) -> list[str]:
     with files.reading_folder(path), os.scandir(path) as entries:
         # not the entry's own method: it raises at a link that leads back to itself
-        return sorted(entry.path for entry in entries if os.path.isdir(entry.path))  # noqa: PTH112
+        return sorted(entry.path for entry in entries if os.path.isdir(entry.path))
 
 
 def _beside(run: str) -> list[str]:
     job = export_run.job_in(export_run.events_of(run))
     if job is None:
         return []
-    whole = os.path.abspath(run)  # noqa: PTH100 - a link is not followed: logs lie beside it
-    folder = os.path.dirname(whole)  # noqa: PTH120
+    whole = os.path.abspath(run)  # a link is not followed: logs lie beside it
+    folder = os.path.dirname(whole)
     with files.reading_folder(folder):
         return files.in_folder(folder, [job])

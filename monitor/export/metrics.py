@@ -61,7 +61,7 @@ class Collector:
     def _read(self, log: Newest, now_s: float) -> tuple[NodeNow | None, str]:
         try:
             node = log.poll()
-            is_empty = node is None and os.path.getsize(log.path) == 0  # noqa: PTH202
+            is_empty = node is None and os.path.getsize(log.path) == 0
         except OSError as error:
             if log.path in self._paths:
                 raise files.unreadable(log.path, error) from error

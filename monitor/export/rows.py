@@ -64,7 +64,7 @@ def write(paths: Sequence[str], form: str, target: str, scratch: str) -> dict[st
             num_foreign += log.is_foreign
             rows = table(log)
             if is_much:
-                part = os.path.join(folder, f"{number}.parquet")  # noqa: PTH118
+                part = os.path.join(folder, f"{number}.parquet")
                 with _disk_errors():
                     rows.write_parquet(part, compression="lz4")
                 parts.append(pl.scan_parquet(part))

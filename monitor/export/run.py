@@ -68,7 +68,7 @@ def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_
     events = events_of(run_dir)
     composed = record.read(run_dir) if events else None
     job = job_in(events)
-    name = os.path.basename(os.path.abspath(run_dir))  # noqa: PTH100, PTH119 - its name, not a link's
+    name = os.path.basename(os.path.abspath(run_dir))
     labels = {"job": job, "user": users.get(job or ""), "run": name}
     if composed:
         state = _state(run_dir, composed["attempts"][-1], now_s)
@@ -76,13 +76,13 @@ def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_
             liveness.go_on(composed, now_s)
         _add_record(metrics, labels, composed, state in ("running", "restarting"))
     numbers = sorted({history.integer(event.get("attempt")) or 1 for event in events})
-    path = os.path.join(run_dir, paths.METRICS)  # noqa: PTH118
+    path = os.path.join(run_dir, paths.METRICS)
     _add_lines(metrics, labels, evidence.last_metrics(path, numbers)[0])
 
 
 def _state(run_dir: str, attempt: dict[str, Any], now_s: float) -> str:
     """Classify by its files and processes alone: Slurm is not asked every few seconds."""
-    at_s = liveness.last_written_s(os.path.abspath(run_dir), attempt)  # noqa: PTH100 - as given to ranks
+    at_s = liveness.last_written_s(os.path.abspath(run_dir), attempt)
     quiet_s = None if at_s is None else max(0.0, now_s - at_s)
     return liveness.state(run_dir, attempt, None, quiet_s)
 

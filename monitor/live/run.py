@@ -153,7 +153,7 @@ class LiveRun:
         total = integer(now.get("total_steps"))
         losses = (finite(one.get("loss")) for one in intervals)
         return Progress(
-            name=os.path.basename(os.path.abspath(self.run_dir)),  # noqa: PTH100, PTH119
+            name=os.path.basename(os.path.abspath(self.run_dir)),
             outcome=outcome,
             attempt=self._attempt,
             num_ranks=integer(self._last.get("start", {}).get("world_size")),

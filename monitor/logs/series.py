@@ -345,7 +345,7 @@ def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]
 
 def _name(run_dirs: Sequence[str], gpus: Iterable[GpuSeries]) -> str | None:
     """Name a run by its directory, else by the one job there is."""
-    whole = (os.path.abspath(path) for path in run_dirs)  # noqa: PTH100 - as above
+    whole = (os.path.abspath(path) for path in run_dirs)
     names = {printable(Path(path).name) for path in whole}
     names = names or {series.job for series in gpus if series.job is not None}
     return names.pop() if len(names) == 1 else None

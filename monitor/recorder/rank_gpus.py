@@ -163,6 +163,6 @@ class RankGpus:
 
 def _shares_pids() -> bool:
     try:
-        return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE  # noqa: PTH115 - start time
+        return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:
         return False

@@ -106,7 +106,7 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
     signal.signal(signal.SIGHUP, lambda _signum, _frame: sink.reopen())
     stop = ProcessStop(settings.parent_pid)
     watchdog = WatchdogThread(settings.watch, emit)
-    letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
+    letters, folder = layout.letters, os.path.dirname(settings.out) or "."
     gpus = _later(lambda: _nvml(settings, letters, stop, _faults(settings, recorder.report)))
     host = _later(lambda: _host(letters, folder))
     recorder = Recorder(gpus, host, sink, layout, SystemClock(), _facts(settings), emit)

@@ -110,7 +110,7 @@ class Sink:
         for number in range(self._num_kept, 0, -1):
             older = f"{self._path}.{number - 1}" if number > 1 else self._path
             with suppress(FileNotFoundError):
-                os.replace(older, f"{self._path}.{number}")  # noqa: PTH105 - start time
+                os.replace(older, f"{self._path}.{number}")
         self._limit_bytes = self._max_bytes
         return True
 
@@ -120,7 +120,7 @@ class Sink:
             return False
         self._reopen = False
         try:
-            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))  # noqa: PTH116
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except OSError:
             return True  # or it was replaced on another machine
 

@@ -38,7 +38,7 @@ class NodeLog:
 
 def of_node(run_dir: str, attempt: Mapping[str, Any], node: object) -> NodeLog:
     """Read the end of a node's log of an attempt, beside the run directory, as `read` does."""
-    path = gutil_path(os.path.dirname(run_dir), attempt["job_id"], f"{node}")  # noqa: PTH120 - start time
+    path = gutil_path(os.path.dirname(run_dir), attempt["job_id"], f"{node}")
     return read(path, attempt["attempt"])
 
 

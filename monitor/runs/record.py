@@ -117,7 +117,7 @@ def compose_file(run_dir: str) -> tuple[str, Record]:
         UserError: there are no events to compose from, or the record could not be written.
 
     """
-    run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
+    run_dir = os.path.abspath(run_dir)  # the monitor's logs lie beside it
     target = RunDir(run_dir).record
     seen, made = -1, Record()
     for _ in range(_MAX_READS):
@@ -137,7 +137,7 @@ def _size(run_dir: str) -> int:
 
 def _replace(target: str, record: Record) -> None:
     try:
-        with replacing(target) as path, open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+        with replacing(target) as path, open(path, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=2, ensure_ascii=False)
             file.write("\n")
             file.flush()
@@ -145,6 +145,6 @@ def _replace(target: str, record: Record) -> None:
     except OSError as error:
         raise UserError(
             "run.json must be writable",
-            f"{error.strerror} in {os.path.dirname(target)}",  # noqa: PTH120 - start time
+            f"{error.strerror} in {os.path.dirname(target)}",
             "make room or name a directory that you may write to",
         ) from error

@@ -33,13 +33,13 @@ def read_children(directory: str) -> dict[int, Child]:
 def _files(directory: str, prefix: str, num_bytes: int) -> list[tuple[int, bytes]]:
     """Read the head of each file `<prefix><rank>`; what cannot be read is gone or not ours."""
     try:
-        names = os.listdir(directory)  # noqa: PTH208 - pathlib costs start time
+        names = os.listdir(directory)
     except OSError:
         return []
     found = []
     for name in names:
         number = name.removeprefix(prefix)
         if number != name and number.isdecimal():
-            with suppress(OSError), open(f"{directory}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+            with suppress(OSError), open(f"{directory}/{name}", "rb", buffering=0) as file:
                 found.append((int(number), file.read(num_bytes)))
     return found
