@@ -88,15 +88,10 @@ class LiveLog:
         names = {name: number for number, name in enumerate(rows.values)}
         time_s = _time_s(stretch, rows)
         values = np.column_stack([rows.gpu, *rows.values.values()])[:, 1:].astype(np.float32)
-        gpus = rows.gpu.tolist()
-        if len(set(gpus)) == len(gpus):  # the usual case: one cycle of the recorder
-            for i, gpu in enumerate(gpus):
-                self._track(gpu).add(names, time_s[i : i + 1], values[i : i + 1])
-        else:
-            for gpu in dict.fromkeys(gpus):
-                chosen = rows.gpu == gpu
-                self._track(gpu).add(names, time_s[chosen], values[chosen])
-        if len(gpus) != len(self._by_gpu):
+        for gpu in dict.fromkeys(rows.gpu.tolist()):
+            chosen = rows.gpu == gpu
+            self._track(gpu).add(names, time_s[chosen], values[chosen])
+        if rows.gpu.size != len(self._by_gpu):
             self._forget(time_s[-1] - longest_s(self.facts))
 
     def _forget(self, before_s: float) -> None:
