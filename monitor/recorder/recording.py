@@ -51,7 +51,7 @@ class Settings:
     node: str | None = None
     """DDP_NODE, by which the ranks of this node are known."""
     job_id: str | None = None
-    attempt: str | None = None
+    attempt: int | None = None
     launch_id: str | None = None
     """DDP_LAUNCH_ID of the ranks to end when the parent dies."""
     run_dir: str | None = None
@@ -177,12 +177,12 @@ def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
         ("host", settings.host),
         ("monitor", f"{__version__} python {sys.version.split()[0]}"),
         ("interval_s", f"{settings.interval_s:g}"),
-        ("host_memory_mib", str(memory_mib)),
+        ("host_memory_mib", memory_mib),
         ("user", settings.user),
         ("job", settings.job_id),
         ("attempt", settings.attempt),
     )
-    return tuple((key, value) for key, value in known if value)
+    return tuple((key, str(value)) for key, value in known if value)
 
 
 def _leave(
@@ -219,12 +219,7 @@ def _event_log(settings: Settings) -> EventLog:
     from rundir import channel, events  # noqa: PLC0415
 
     deliver = channel.reporter(settings.run_dir or "", settings.host)
-    return events.EventLog(deliver, "monitor", _attempt(settings), settings.host)
-
-
-def _attempt(settings: Settings) -> int:
-    attempt = settings.attempt or ""
-    return int(attempt) if attempt.isdecimal() else 1
+    return events.EventLog(deliver, "monitor", settings.attempt or 1, settings.host)
 
 
 def _remove_heartbeats(watch: WatchSettings | None) -> None:
