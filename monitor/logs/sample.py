@@ -44,7 +44,7 @@ class Readings:
         return self.readings.get(name)
 
     def _key(self) -> tuple[object, ...]:
-        return (self.readings,)
+        return (*(getattr(self, name) for name in self.__slots__), self.readings)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._key() == other._key()
@@ -76,9 +76,6 @@ class GpuSample(Readings):
         self.index = index
         self.processes = processes
 
-    def _key(self) -> tuple[object, ...]:
-        return (self.index, self.readings, self.processes)
-
 
 class HostSample(Readings):
     """One reading of the machine; shares and rates are over the time since the last poll."""
@@ -102,9 +99,6 @@ class RankSample(Readings):
     ) -> None:
         super().__init__(*values, **named)
         self.processes = processes
-
-    def _key(self) -> tuple[object, ...]:
-        return (self.readings, self.processes)
 
 
 @dataclass(frozen=True, slots=True)
