@@ -11,7 +11,7 @@ from monitor.analysis.engine import columns, evaluate
 from monitor.analysis.findings import summaries
 from monitor.analysis.rules import LogState, Window
 from monitor.live import log as live_log
-from monitor.live.log import LiveLog
+from monitor.live.log import LiveLog, Track
 from monitor.live.run import LiveRun, Progress
 from monitor.live.snapshot import interval_s
 from monitor.logs import clock
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from monitor.analysis.findings import Summary
     from monitor.live.target import Target
-    from monitor.live.track import Track
 
 _FIRST_EVALUATION_S = 1.0  # the first pictures come before
 _SHORTEST_S, _LONGEST_S = 2.0, 30.0  # between two evaluations
