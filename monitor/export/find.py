@@ -32,9 +32,8 @@ def find(paths: Sequence[str]) -> tuple[list[str], list[str]]:
             runs.append(path)
             logs += _beside(path)
         elif os.path.isdir(path):
-            inner = [one for one in _folders_in(path) if is_run(one)]
             with files.reading_folder(path):
-                here = files.in_folder(path)
+                here, inner = files.in_folder(path), files.runs_in(path)
             if not here and not inner:
                 raise UserError(
                     "a directory must hold .gutil files, or run directories",
@@ -53,12 +52,6 @@ def _each_once(paths: Sequence[str]) -> list[str]:
     for path in paths:
         found.setdefault(os.path.realpath(path), path)
     return list(found.values())
-
-
-def _folders_in(path: str) -> list[str]:
-    with files.reading_folder(path), os.scandir(path) as entries:
-        # not the entry's own method: it raises at a link that leads back to itself
-        return sorted(entry.path for entry in entries if os.path.isdir(entry.path))
 
 
 def _beside(run: str) -> list[str]:

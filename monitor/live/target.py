@@ -78,7 +78,7 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
 
 def _newest(out: str) -> Target:
     try:
-        found = [entry.path for entry in os.scandir(out) if is_run(entry.path)]
+        found = logfiles.runs_in(out)
     except OSError:
         found = []
     if found:

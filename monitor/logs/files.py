@@ -236,6 +236,12 @@ def is_run(path: str) -> bool:
     return any(os.path.isfile(os.path.join(path, name)) for name in _RUN_FILES)
 
 
+def runs_in(folder: str) -> list[str]:
+    """List the run directories in a folder, sorted. Raises OSError where it cannot be read."""
+    paths = (os.path.join(folder, name) for name in os.listdir(folder))
+    return sorted(path for path in paths if is_run(path))
+
+
 def lines_of(run_dir: str, name: str) -> list[event_log.Event]:
     """Read a run's file of JSON lines; none where there is no such file.
 

@@ -325,7 +325,7 @@ def test_a_directory_that_cannot_be_looked_into_is_the_users_to_mend(
     def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(UserError, match="Permission denied"):
         collect(tmp_path)
 
