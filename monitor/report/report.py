@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from rich.console import Console
-
     from monitor.logs.aggregates import File
     from monitor.logs.stats import Job
 
@@ -64,35 +62,30 @@ def run(options: Namespace) -> int:
 def _print(
     jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | None, *, full: bool
 ) -> None:
-    from monitor.report.tables import WIDE, tables  # noqa: PLC0415 - `--json` does not need rich
+    from rich.console import Console  # noqa: PLC0415 - `--json` does not need rich
 
-    console = _console()
-    for part in tables(jobs, co2_g_per_kwh, wide=console.width >= WIDE, full=full):
-        console.print(part)
-    if any(job.gpus for job in jobs):
-        rules = f"busy: {RULES['busy']}; energy: {RULES['energy']}; {RULES['gaps']}"
-        console.print()
-        console.print(rules, style="dim", markup=False)
+    from monitor.report.tables import WIDE, tables  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
+    with console.capture() as shown:  # where nobody reads it rich would exit with code 1
+        for part in tables(jobs, co2_g_per_kwh, wide=console.width >= WIDE, full=full):
+            console.print(part)
+        if any(job.gpus for job in jobs):
+            rules = f"busy: {RULES['busy']}; energy: {RULES['energy']}; {RULES['gaps']}"
+            console.print()
+            console.print(rules, style="dim", markup=False)
+        for note in _notes(files, full=full):
+            console.print(note, style="yellow", markup=False, soft_wrap=True)
+    print(shown.get(), end="")
+
+
+def _notes(files: Sequence[File], *, full: bool) -> list[str]:
     notes = [note for note in map(_note, files) if note]
-    if len(notes) > _MAX_NOTES and not full:
-        hidden = len(notes) - _MAX_NOTES
-        notes = [
-            *notes[:_MAX_NOTES],
-            f"and {counted(hidden, 'more file')} like these: --full names all",
-        ]
-    for note in notes:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
-
-
-def _console() -> Console:
-    from rich.console import Console  # noqa: PLC0415 - `--json` does not need it
-
-    class _Console(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - the command line ends quietly; rich would exit with code 1
-
-    console = _Console(highlight=False)
-    return console if console.is_terminal else _Console(width=_WIDTH, highlight=False)
+    hidden = 0 if full else len(notes[_MAX_NOTES:])
+    more = f"and {counted(hidden, 'more file')} like these: --full names all"
+    return [*notes[:_MAX_NOTES], more] if hidden else notes
 
 
 def _note(file: File) -> str | None:
