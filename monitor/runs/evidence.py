@@ -135,7 +135,8 @@ def _last_metrics(file: BinaryIO, attempts: Sequence[int]) -> tuple[list[Event],
     num_bad = begin = 0
     for attempt in [*sorted(attempts)[:-1], None]:
         end = size if attempt is None else _end_of(file, attempt, size)
-        lines, num = event_log.read(_whole_lines(file, max(begin, end - _TAIL_BYTES), end))
+        _seek_line(file, max(begin, end - _TAIL_BYTES))
+        lines, num = event_log.read(file.read(max(0, end - file.tell())))
         found += lines
         num_bad += num
         begin = max(begin, end)
@@ -158,9 +159,7 @@ def _attempt_at(file: BinaryIO, offset: int) -> tuple[int, int]:
 
     Lines without an attempt, or torn ones, count to the one after them; after the last is no more.
     """
-    file.seek(max(0, offset - 1))
-    if offset:
-        file.readline()
+    _seek_line(file, offset)
     while True:
         start = file.tell()
         line = file.readline()
@@ -172,9 +171,8 @@ def _attempt_at(file: BinaryIO, offset: int) -> tuple[int, int]:
                 return start, number
 
 
-def _whole_lines(file: BinaryIO, begin: int, end: int) -> bytes:
-    """Read from the first line that begins at `begin` or later."""
-    file.seek(max(0, begin - 1))
-    if begin:
+def _seek_line(file: BinaryIO, offset: int) -> None:
+    """Go to the first line that begins at `offset` or later."""
+    file.seek(max(0, offset - 1))
+    if offset:
         file.readline()
-    return file.read(max(0, end - file.tell()))
