@@ -107,6 +107,7 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
     stop = ProcessStop(settings.parent_pid)
     watchdog = WatchdogThread(settings.watch, emit)
     letters, folder = layout.letters, os.path.dirname(settings.out) or "."
+    recorder: Recorder
     gpus = _later(lambda: _nvml(settings, letters, stop, _faults(settings, recorder.report)))
     host = _later(lambda: _host(letters, folder))
     recorder = Recorder(gpus, host, sink, layout, SystemClock(), _facts(settings), emit)
@@ -167,7 +168,11 @@ def _spare_the_collector() -> None:
 def _later(build: Callable[[], Callable[..., _Polled]]) -> Callable[..., _Polled]:
     """Load and build a source at its first poll: the head of the log does not wait."""
     built = cache(build)
-    return lambda *given: built()(*given)
+
+    def poll(*given: object) -> _Polled:
+        return built()(*given)
+
+    return poll
 
 
 def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:

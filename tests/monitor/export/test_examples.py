@@ -11,8 +11,8 @@ import pytest
 
 from monitor import cli
 from monitor.export import export as command
-from tests.monitor.collected import every_metric
 from monitor.logs.throttling import NAMES
+from tests.monitor.collected import every_metric
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RULES = (EXAMPLES / "prometheus" / "ddp-alerts.yml").read_text()

@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from monitor import cli
 from monitor.analysis import axis as plot_axis
+from monitor.analysis.axis import ticks
 from monitor.analysis.events import events_of
 from monitor.errors import UserError
 from monitor.logs import series
@@ -28,7 +29,6 @@ from monitor.plot import curves, metrics
 from monitor.plot import figure as plot_figure
 from monitor.plot import grid as plot_grid
 from monitor.plot.picture import picture
-from monitor.analysis.axis import ticks
 
 pytestmark = pytest.mark.slow
 
