@@ -90,7 +90,7 @@ class Session:
     def press(self, key: str, picture: Picture) -> None:
         """Take a key, pressed by someone who sees that picture."""
         self.view = view.press(
-            self.view, key, num_rows=picture.num_rows, num_shown=picture.num_shown
+            self.view, key, num_rows=len(picture.rows), num_shown=picture.num_shown
         )
 
     def _snapshot(self) -> Snapshot:

@@ -202,15 +202,13 @@ class _Parts:
         _, starts = facts.values(log, "attempt")
         intervals_s = facts.intervals_s(log)
         for file, unit, nominal_s, start in zip(log, units, intervals_s, starts, strict=True):
-            self._add(file, _split(file, unit, uuids, nominal_s, start))
-
-    def _add(self, log: Log, split: Iterator[GpuSeries]) -> None:
-        self.are_foreign &= log.is_foreign
-        self.num_unreadable += log.num_unreadable
-        for series in split:
-            index = -1 if series.gpu is None else series.gpu
-            self.of.setdefault((series.host, series.job, index, series.uuid), []).append(series)
-        self.events += log.events
+            self.are_foreign &= file.is_foreign
+            self.num_unreadable += file.num_unreadable
+            self.events += file.events
+            for series in _split(file, unit, uuids, nominal_s, start):
+                index = -1 if series.gpu is None else series.gpu
+                key = (series.host, series.job, index, series.uuid)
+                self.of.setdefault(key, []).append(series)
 
     def series(self) -> tuple[GpuSeries, ...]:
         order = sorted(self.of, key=lambda key: (key[1] or "", key[0], key[2]))
