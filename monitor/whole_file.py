@@ -32,16 +32,16 @@ def replacing(path: str, *, mode: int | None = None) -> Iterator[str]:
     folder, name = os.path.split(path)
     # hidden, and not ending in .prom: node_exporter would read it half written
     # with the node's name: on another one, a process may have the same number
-    new = os.path.join(folder, f".{name}.{os.uname().nodename}.{os.getpid()}.new")  # noqa: PTH118
+    new = os.path.join(folder, f".{name}.{os.uname().nodename}.{os.getpid()}.new")
     os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666))
     try:
         if mode is not None:
-            os.chmod(new, mode)  # noqa: PTH101
+            os.chmod(new, mode)
         yield new
-        os.replace(new, path)  # noqa: PTH105
+        os.replace(new, path)
     finally:
         with suppress(FileNotFoundError):
-            os.unlink(new)  # noqa: PTH108
+            os.unlink(new)
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def check(out: str, inputs: Sequence[str]) -> None:
             raise UserError("--out - must have a standard output", "it closed", "name a file")
         return
     with suppress(OSError):
-        if not stat.S_ISREG(os.stat(out).st_mode):  # noqa: PTH116
+        if not stat.S_ISREG(os.stat(out).st_mode):
             raise UserError(
                 "--out must be a regular file, or new",
                 f"{out}, which is none",
@@ -101,12 +101,12 @@ def text(out: str, content: str, *, mode: int) -> None:
         sys.stdout.write(content)
         sys.stdout.flush()
         return
-    with beside(out, mode=mode) as path, open(path, "w", encoding="utf-8", newline="") as file:  # noqa: PTH123
+    with beside(out, mode=mode) as path, open(path, "w", encoding="utf-8", newline="") as file:
         file.write(content)
 
 
 def copy_to_stdout(path: str) -> None:
     """Copy a file, of any size, to the standard output."""
-    with open(path, "rb") as file:  # noqa: PTH123
+    with open(path, "rb") as file:
         shutil.copyfileobj(file, sys.stdout.buffer)
     sys.stdout.flush()

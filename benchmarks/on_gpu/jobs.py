@@ -16,15 +16,15 @@ from benchmarks.on_gpu.case import CaseError
 from benchmarks.on_gpu.correctness import events_of
 from benchmarks.recorder import build_driver
 from benchmarks.warm import Job
-from monitor.logs import dmon
+from monitor.runs import node_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from benchmarks.on_gpu.case import Place, Values
 
-    Readings = dict[tuple[str, str, str], dict[str, float]]
-    """By date, time and GPU."""
+    Readings = dict[tuple[float, int], dict[str, float]]
+    """By time and GPU."""
 
 _ROOT = Path(__file__).parents[2]
 _HUNG = 76
@@ -163,7 +163,7 @@ def recorder(place: Place) -> Values:
         shutil.copy(place.folder / _RUN / name, kept)
     if code not in {0, _STOPPED}:
         raise CaseError(f"the recorded job must end with 0 or {_STOPPED}; found {code}")
-    return compare(read(ours.read_text()), read(log.read_text()))
+    return compare(read(ours), read(log))
 
 
 def _training(place: Place) -> tuple[dict[str, str], list[str]]:
@@ -204,17 +204,15 @@ def _run_for(job: subprocess.Popen[bytes], duration_s: float, run_dir: Path) -> 
     job.terminate()
 
 
-def read(text: str) -> Readings:
+def read(path: Path) -> Readings:
     """Read a log: the readings of each row."""
-    found: Readings = {}
-    for parsed in dmon.parse(text):
-        if parsed is None:
-            continue
-        row = dict(parsed[1])
-        stamp = (row.pop("Date"), row.pop("Time"), row.pop("gpu"))
-        values = {name: dmon.parse_value(cell) for name, cell in row.items()}
-        found[stamp] = {name: value for name, value in values.items() if value is not None}
-    return found
+    return {
+        (sample.time_s, sample.index): {
+            name: value for name, value in sample.values.items() if value is not None
+        }
+        for sample in node_log.read(str(path)).samples
+        if sample.index is not None
+    }
 
 
 def compare(ours: Readings, theirs: Readings) -> Values:

@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monitor.errors import UserError
-from monitor.logs import clock, gutil
+from monitor.logs import gutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from monitor.logs.series import GpuSeries
 
-_DAY_S = 86_400
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+_STEPS_S = (
+    1, 2, 5, 10, 15, 30,
+    *(_MINUTE_S * minutes for minutes in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR_S * hours for hours in (1, 2, 3, 6, 12)),
+    *(_DAY_S * days for days in (1, 2, 7, 14, 28, 91, 182, 364)),
+)  # fmt: skip
 _UNDATED_S = 30 * _DAY_S
 """Times below this count from a midnight, not from 1970: no log is that old."""
 
@@ -108,22 +114,36 @@ def utc_offset(gpus: Iterable[GpuSeries]) -> timedelta | None:
     return None
 
 
+def ticks(axis: Axis, most: int) -> tuple[list[float], list[str]]:
+    """Choose at most `most` moments, seconds since 1970, and their format."""
+    span_s = axis.end_s - axis.begin_s
+    days_s = _DAY_S * math.ceil(span_s / most / _DAY_S)
+    step_s = next((s for s in _STEPS_S if span_s / s <= most), days_s)
+    shift_s = axis.offset.total_seconds() if axis.offset else 0.0
+    first = math.ceil((axis.begin_s + shift_s) / step_s) * step_s - shift_s
+    places = [first + step_s * i for i in range(int((axis.end_s - first) / step_s) + 1)]
+    form = "%H:%M:%S" if step_s < _MINUTE_S else "%H:%M" if step_s < _DAY_S else "%d %b"
+    return places, [_words(axis, place, form) for place in places]
+
+
+def _words(axis: Axis, place: float, form: str) -> str:
+    moment = axis.local(place)
+    is_midnight = moment.hour == moment.minute == moment.second == 0
+    if axis.dated and is_midnight and form == "%H:%M":
+        form = "%H:%M\n%d %b"
+    return f"{moment:{form}}"
+
+
 def binned(
-    axis: Axis,
-    time_s: NDArray[np.float64],
-    values: NDArray[np.floating],
-    *,
-    worst: bool,
-    steps_s: Callable[[], NDArray[np.floating]] | None = None,
+    axis: Axis, series: GpuSeries, values: NDArray[np.floating], *, worst: bool
 ) -> NDArray[np.float32]:
-    """Put (samples,) readings, sorted by time, into (bins,): their mean, or the highest.
+    """Put (samples,) values of a series into (bins,): their mean, or the highest.
 
     A sample stands for the time since the one before, if that is no gap: a bin too short to hold
-    one takes it over. NaN: no reading, which is a gap and not a zero. `steps_s` gives that time,
-    NaN after a gap, where it is known already.
+    one takes it over. NaN: no reading, which is a gap and not a zero.
     """
-    timed = np.isfinite(time_s)
-    time_s, values = time_s[timed], values[timed]
+    timed = np.isfinite(series.time_s)
+    time_s, values = series.time_s[timed], values[timed]
     means = np.full(axis.num_bins, np.nan, np.float32)
     if not time_s.size:
         return means
@@ -135,8 +155,7 @@ def binned(
     is_empty[place[first]] = False
     empty = np.flatnonzero(is_empty)
     if empty.size:
-        steps = clock.steps_s(time_s, math.nan) if steps_s is None else steps_s()[timed]
-        means[empty] = _of_next(axis, time_s, values, steps, empty)
+        means[empty] = _of_next(axis, time_s, values, series.steps_s[timed], empty)
     return means
 
 

@@ -13,7 +13,8 @@ from rundir.text import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from monitor.logs.series import PlacedEvent, Run
+    from monitor.logs.log_events import LogEvent
+    from monitor.logs.series import Run
 
 KINDS = {
     "start": "start",
@@ -42,9 +43,7 @@ class Event:
 
 def events_of(run: Run) -> tuple[Event, ...]:
     """List what happened at a known time, in its order."""
-    events = [_reported(line) for line in run.events] + [
-        _logged(placed) for placed in run.log_events
-    ]
+    events = [*map(_reported, run.events), *map(_logged, run.log_events)]
     found = [event for event in events if event is not None and math.isfinite(event.time_s)]
     return tuple(sorted(found, key=lambda event: event.time_s))
 
@@ -92,11 +91,11 @@ _WORDS = {
 """Of each event its kind, and how it is written."""
 
 
-def _logged(placed: PlacedEvent) -> Event | None:
-    event = placed.event
+def _logged(event: LogEvent) -> Event | None:
     if event.kind not in log_events.FAULTS:
         return None
-    where = placed.host if event.gpu is None else f"{placed.host} GPU {event.gpu}"
+    host = event.place.host
+    where = host if event.gpu is None else f"{host} GPU {event.gpu}"
     what, text = log_events.described(event)
     words = f"{what} on {where}" + (f": {text}" if text else "")
     return Event(event.time_s, "fault", words[:_MAX_TEXT])

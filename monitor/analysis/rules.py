@@ -116,7 +116,7 @@ def recorded_by_node(run: Run) -> Mapping[tuple[str | None, str], Recorded]:
     for series in run.gpus:
         nodes.setdefault((series.job, series.host), []).append(series)
     everywhere = {METRICS} if run.metrics else set()
-    with_events = {(placed.job, placed.host) for placed in run.log_events}
+    with_events = {event.place for event in run.log_events}
     return {
         node: _recorded(gpus, everywhere | ({EVENTS} if node in with_events else set()))
         for node, gpus in nodes.items()

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from monitor.analysis.findings import Severity
     from monitor.analysis.thresholds import Thresholds
-    from monitor.logs.series import GpuSeries, PlacedEvent, Run
+    from monitor.logs.log_events import LogEvent
+    from monitor.logs.series import GpuSeries, Run
 
 _RESET = "the GPU needs a reset before that takes effect: report it to the administrators"
 _EXCLUDE = "exclude the node (sbatch --exclude) and report it to the administrators"
@@ -54,12 +55,12 @@ def _ecc(run: Run, at: Thresholds) -> Iterator[Finding]:
         for one in _ecc_counted(series, at):
             with_counter.add((one.severity, one.job, one.host, one.gpu))
             yield one
-    for placed, several in _logged(run, "ecc"):
-        if placed.event.details.get("bits") in ("1", "single"):
+    for event, several in _logged(run, "ecc"):
+        if event.details.get("bits") in ("1", "single"):
             continue  # corrected: the counter has how many
-        if ("error", placed.job, placed.host, placed.event.gpu) not in with_counter:
+        if ("error", *event.place, event.gpu) not in with_counter:
             text = "memory error that could not be corrected"
-            yield _of_event("error", placed, several, text, _EXCLUDE)
+            yield _of_event("error", event, several, text, _EXCLUDE)
 
 
 def _ecc_counted(series: GpuSeries, at: Thresholds) -> Iterator[Finding]:
@@ -95,13 +96,13 @@ def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a r
             with_counter.add((series.job, series.host, series.gpu))
             text = f"{counted(grown, 'row')} of memory remapped, {np.nanmax(rows):.0f} in all"
             yield readings.finding("warning", series, where, text, _RESET, weight=grown)
-    for placed, several in _logged(run, "remap"):
-        if placed.event.details.get("failed", "0") not in ("0", "no", "false"):
+    for event, several in _logged(run, "remap"):
+        if event.details.get("failed", "0") not in ("0", "no", "false"):
             text = "a bad row of memory could not be remapped"
-            yield _of_event("error", placed, several, text, _EXCLUDE)
-        elif (placed.job, placed.host, placed.event.gpu) not in with_counter:
+            yield _of_event("error", event, several, text, _EXCLUDE)
+        elif (*event.place, event.gpu) not in with_counter:
             text = "a row of memory is to be remapped"
-            yield _of_event("warning", placed, several, text, _RESET)
+            yield _of_event("warning", event, several, text, _RESET)
 
 
 @rule(
@@ -111,44 +112,43 @@ def _remap(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a r
     stays=True,
 )
 def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
-    for placed, several in _logged(run, "xid"):
-        number = placed.event.details.get("xid", "")
+    for event, several in _logged(run, "xid"):
+        number = event.details.get("xid", "")
         known = xids.look_up(number)
         text = f"XID {number or '?'}: {known.meaning} ({known.fault})"
         fix = xids.SUGGESTIONS[known.owner]
-        yield _of_event(known.severity, placed, several, text, fix, about=number)
+        yield _of_event(known.severity, event, several, text, fix, about=number)
 
 
-def _logged(run: Run, kind: str) -> Iterator[tuple[PlacedEvent, Sequence[PlacedEvent]]]:
+def _logged(run: Run, kind: str) -> Iterator[tuple[LogEvent, Sequence[LogEvent]]]:
     """Return what happened to each GPU: the first of a sort, and all of that sort."""
-    groups: dict[object, list[PlacedEvent]] = {}
-    for placed in run.log_events:
-        event = placed.event
+    groups: dict[object, list[LogEvent]] = {}
+    for event in run.log_events:
         if event.kind == kind:
             sort = tuple(event.details.get(name) for name in ("xid", "failed", "bits"))
-            groups.setdefault((placed.job, placed.host, event.gpu, sort), []).append(placed)
+            groups.setdefault((event.place, event.gpu, sort), []).append(event)
     return ((group[0], group) for group in groups.values())
 
 
 def _of_event(  # noqa: PLR0913 - a finding has that many parts
     severity: Severity,
-    placed: PlacedEvent,
-    several: Sequence[PlacedEvent],
+    event: LogEvent,
+    several: Sequence[LogEvent],
     text: str,
     suggestion: str,
     *,
     about: str = "",
 ) -> Finding:
-    times = [one.event.time_s for one in several if not np.isnan(one.event.time_s)]
+    times = [one.time_s for one in several if not np.isnan(one.time_s)]
     return Finding(
         severity=severity,
-        host=placed.host,
-        gpu=placed.event.gpu,
+        host=event.place.host,
+        gpu=event.gpu,
         begin_s=min(times, default=None),
         end_s=max(times, default=None),
         evidence=text + (f", {counted(len(several), 'time')}" if len(several) > 1 else ""),
         suggestion=suggestion,
-        job=placed.job,
+        job=event.place.job,
         about=about,
         weight=len(several),
     )
@@ -205,10 +205,10 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
 )
 def _driver(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rule's signature
     for kind, severity in _BY_DRIVER.items():
-        for placed, several in _logged(run, kind):
-            what, text = log_events.described(placed.event)
+        for event, several in _logged(run, kind):
+            what, text = log_events.described(event)
             text = f"{what}: {text}" if text else what
-            yield _of_event(severity, placed, several, text, "see dmesg of the node", about=kind)
+            yield _of_event(severity, event, several, text, "see dmesg of the node", about=kind)
 
 
 _SEE_WHY = "`python -m monitor why` has the evidence"

@@ -39,7 +39,8 @@ _NODE_IS_GONE = (
     scope="whole run",
 )
 def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
-    nodes = of_hosts([one for one in run.gpus if _has_times(one)])
+    timed = [one for one in run.gpus if one.num_samples and not np.isnan(one.time_s).any()]
+    nodes = of_hosts(timed)
     starts_s = np.array(times(e for e in run.events if e.get("event") == "start"))
     for series in nodes:
         yield from _gaps(series, starts_s, at)
@@ -51,10 +52,6 @@ def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
     for job, group in jobs.items():
         yield from _ended_early(group, at_last.get(job, set()), at)
     yield from _missing(run)
-
-
-def _has_times(series: GpuSeries) -> bool:
-    return bool(series.num_samples) and not np.isnan(series.time_s).any()
 
 
 def _longest_s(usual_s: NDArray[np.float64] | float, at: Thresholds) -> NDArray[np.float64]:

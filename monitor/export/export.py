@@ -104,11 +104,10 @@ def _check(options: Namespace) -> None:
 
 def _files(options: Namespace) -> list[str]:
     """Find the logs' files, for rows of all jobs of a run; UserError where one is `--out`."""
-    found = find.find(options.paths)
-    logs = [*found.logs]  # metrics are of these alone, not of what was rotated away
+    logs, runs = find.find(options.paths)  # metrics are not of what was rotated away
     if options.form in ROWS:
         logs = [file for log in files.find(options.paths) for file in log]
-    check(options.out, [*logs, *(f"{run}/{name}" for run in found.runs for name in _RUN_FILES)])
+    check(options.out, [*logs, *(f"{run}/{name}" for run in runs for name in _RUN_FILES)])
     return logs
 
 
@@ -139,7 +138,7 @@ def _follow(collector: Collector, options: Namespace) -> None:
                 emit(str(error))
             is_failing = True
     with suppress(FileNotFoundError):
-        os.unlink(os.path.realpath(options.out))  # noqa: PTH108
+        os.unlink(os.path.realpath(options.out))
 
 
 def _rows(paths: Sequence[str], options: Namespace) -> None:
@@ -156,7 +155,7 @@ def _rows(paths: Sequence[str], options: Namespace) -> None:
             copy_to_stdout(target)
         return
     with beside(options.out) as target:
-        _write(paths, options.form, target, os.path.dirname(target))  # noqa: PTH120
+        _write(paths, options.form, target, os.path.dirname(target))
 
 
 def _write(paths: Sequence[str], form: str, target: str, scratch: str) -> None:

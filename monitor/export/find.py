@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
@@ -15,16 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True)
-class Found:
-    """Paths, each file and each directory once."""
-
-    logs: tuple[str, ...]
-    runs: tuple[str, ...]
-
-
-def find(paths: Sequence[str]) -> Found:
-    """Find logs and runs.
+def find(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Find logs and runs, each file and each directory once.
 
     Args:
         paths: logs; run directories, which stand for the logs of their last job as well; and
@@ -40,10 +31,9 @@ def find(paths: Sequence[str]) -> Found:
         if is_run(path):
             runs.append(path)
             logs += _beside(path)
-        elif os.path.isdir(path):  # noqa: PTH112 - many
-            inner = [one for one in _folders_in(path) if is_run(one)]
+        elif os.path.isdir(path):
             with files.reading_folder(path):
-                here = files.no_pipes(files.in_folder(path))
+                here, inner = files.in_folder(path), files.runs_in(path)
             if not here and not inner:
                 raise UserError(
                     "a directory must hold .gutil files, or run directories",
@@ -54,27 +44,21 @@ def find(paths: Sequence[str]) -> Found:
             runs += inner
         else:
             logs.append(path)
-    return Found(_each_once(logs), _each_once(runs))
+    return _each_once(logs), _each_once(runs)
 
 
-def _each_once(paths: Sequence[str]) -> tuple[str, ...]:
+def _each_once(paths: Sequence[str]) -> list[str]:
     found: dict[str, str] = {}
     for path in paths:
         found.setdefault(os.path.realpath(path), path)
-    return tuple(found.values())
-
-
-def _folders_in(path: str) -> list[str]:
-    with files.reading_folder(path), os.scandir(path) as entries:
-        # not the entry's own method: it raises at a link that leads back to itself
-        return sorted(entry.path for entry in entries if os.path.isdir(entry.path))  # noqa: PTH112
+    return list(found.values())
 
 
 def _beside(run: str) -> list[str]:
     job = export_run.job_in(export_run.events_of(run))
     if job is None:
         return []
-    whole = os.path.abspath(run)  # noqa: PTH100 - a link is not followed: logs lie beside it
-    folder = os.path.dirname(whole)  # noqa: PTH120
+    whole = os.path.abspath(run)  # a link is not followed: logs lie beside it
+    folder = os.path.dirname(whole)
     with files.reading_folder(folder):
-        return files.no_pipes(files.in_folder(folder, [job]))
+        return files.in_folder(folder, [job])

@@ -52,12 +52,6 @@ NODE_SAMPLE_TIME = Metric(
 )
 NODE_MEMORY = Metric("ddp_node_memory_total_bytes", "Memory that the host has.")
 
-METRICS = (
-    *(metric for _, metric in (*GPU_METRICS, *NODE_METRICS)),
-    *(GPU_INFO, GPU_UP, GPU_MEMORY, GPU_POWER_LIMIT, GPU_THROTTLED, GPU_EVENTS, GPU_EVENT_TIME),
-    *(NODE_SAMPLE_TIME, NODE_MEMORY),
-)
-
 _GPU_FACT = re.compile(r"(?P<uuid>\S+)(?: (?P<name>.+))?")
 
 

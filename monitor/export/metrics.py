@@ -20,7 +20,6 @@ _MAX_AGE_S = 300.0
 
 EXPORT_TIME = Metric("ddp_export_timestamp_seconds", "When this was written, since 1970.")
 EXPORT_LOGS = Metric("ddp_export_logs", "Logs by state; only fresh ones are exported.")
-METRICS = (*gpus.METRICS, *export_run.METRICS, EXPORT_TIME, EXPORT_LOGS)
 
 
 class Collector:
@@ -45,15 +44,15 @@ class Collector:
             UserError: there is neither a log nor a run, or a log that was named cannot be read.
 
         """
-        found = find.find(self._paths)
-        self._logs = {path: self._logs.get(path) or Newest(path) for path in found.logs}
+        logs, runs = find.find(self._paths)
+        self._logs = {path: self._logs.get(path) or Newest(path) for path in logs}
         metrics, fresh, states = Metrics(), [], dict.fromkeys(("fresh", "stale", "unreadable"), 0)
         for log in self._logs.values():
             node, state = self._read(log, now_s)
             states[state] += 1
             fresh += [node] if node is not None else []
         gpus.add(metrics, fresh)
-        self._add_runs(metrics, found.runs, fresh, now_s)
+        self._add_runs(metrics, runs, fresh, now_s)
         metrics.put(EXPORT_TIME, {}, now_s)
         for state, num in states.items():
             metrics.put(EXPORT_LOGS, {"state": state}, num)
@@ -62,7 +61,7 @@ class Collector:
     def _read(self, log: Newest, now_s: float) -> tuple[NodeNow | None, str]:
         try:
             node = log.poll()
-            is_empty = node is None and os.path.getsize(log.path) == 0  # noqa: PTH202
+            is_empty = node is None and os.path.getsize(log.path) == 0
         except OSError as error:
             if log.path in self._paths:
                 raise files.unreadable(log.path, error) from error

@@ -64,7 +64,7 @@ def write(paths: Sequence[str], form: str, target: str, scratch: str) -> dict[st
             num_foreign += log.is_foreign
             rows = table(log)
             if is_much:
-                part = os.path.join(folder, f"{number}.parquet")  # noqa: PTH118
+                part = os.path.join(folder, f"{number}.parquet")
                 with _disk_errors():
                     rows.write_parquet(part, compression="lz4")
                 parts.append(pl.scan_parquet(part))
@@ -93,17 +93,16 @@ def table(log: Log) -> pl.DataFrame:
         "uuid": pl.Series([None, *uuids[1:]], dtype=pl.String).gather(unit.astype(np.uint32)),
     }
     names = OUR_NAMES if "monitor" in log.facts else NAMES
-    values = {names.get(name, name): _whole(column) for name, column in log.values.items()}
+    values = {
+        names.get(name, name): pl.Series(column, nan_to_null=True).cast(pl.Int64)
+        for name, column in log.values.items()
+    }
     return pl.DataFrame(keys | values)
 
 
 def _of_place(log: Log, names: Sequence[str | None]) -> pl.Series:
     series = pl.Series(names, dtype=pl.String)
     return series.gather(log.place.astype(np.uint32)) if names else series
-
-
-def _whole(column: NDArray[np.floating]) -> pl.Series:
-    return pl.Series(column, nan_to_null=True).cast(pl.Int64)
 
 
 def _times(log: Log) -> pl.Series:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from monitor.export.openmetrics import Metric
 from monitor.runs import evidence, history, liveness, record
@@ -19,31 +19,24 @@ if TYPE_CHECKING:
     Labels = Mapping[str, str | None]
 
 
-class _Key(NamedTuple):
-    """A key of the trainer's lines and the metric it becomes."""
-
-    key: str
-    divisor: int
-    metric: Metric
-
-
-def _key(key: str, divisor: int, name: str, text: str) -> _Key:
-    return _Key(key, divisor, Metric(f"ddp_trainer_{name}", text))
-
-
-KEYS = (
-    _key("step", 1, "step", "Optimizer updates done."),
-    _key("epoch", 1, "epoch", "The epoch, from 1."),
-    _key("loss", 1, "loss", "Mean loss of the last log interval."),
-    _key("lr", 1, "learning_rate", "Learning rate."),
-    _key("samples_per_s", 1, "samples_per_second", "Samples a second of all ranks."),
-    _key("tokens_per_s", 1, "tokens_per_second", "Tokens a second of all ranks."),
-    _key("flops_per_s", 1, "flops_per_second", "Model operations a second of all ranks."),
-    _key("mfu_pct", 100, "mfu_ratio", "Model FLOPs utilisation: share of the devices' peak."),
-    _key("data_wait_pct", 100, "data_wait_ratio", "Share of time spent waiting for data."),
-    _key("test_loss", 1, "test_loss", "Loss of the last validation."),
-    _key("test_accuracy", 1, "test_accuracy_ratio", "Accuracy of the last validation."),
+KEYS = tuple(
+    (key, divisor, Metric(f"ddp_trainer_{name}", text))
+    for key, divisor, name, text in (
+        ("step", 1, "step", "Optimizer updates done."),
+        ("epoch", 1, "epoch", "The epoch, from 1."),
+        ("loss", 1, "loss", "Mean loss of the last log interval."),
+        ("lr", 1, "learning_rate", "Learning rate."),
+        ("samples_per_s", 1, "samples_per_second", "Samples a second of all ranks."),
+        ("tokens_per_s", 1, "tokens_per_second", "Tokens a second of all ranks."),
+        ("flops_per_s", 1, "flops_per_second", "Model operations a second of all ranks."),
+        ("mfu_pct", 100, "mfu_ratio", "Model FLOPs utilisation: share of the devices' peak."),
+        ("data_wait_pct", 100, "data_wait_ratio", "Share of time spent waiting for data."),
+        ("test_loss", 1, "test_loss", "Loss of the last validation."),
+        ("test_accuracy", 1, "test_accuracy_ratio", "Accuracy of the last validation."),
+    )
 )
+"""Keys of the trainer's lines, by what each is divided, and the metrics they become."""
+
 STEP_TIME = Metric(
     "ddp_trainer_last_step_timestamp_seconds", "When a step was last reported, since 1970."
 )
@@ -54,11 +47,6 @@ STEPS_LOST = Metric("ddp_run_steps_lost", "Steps that had to be done again.")
 GOODPUT = Metric("ddp_run_goodput_ratio", "Share of the wall time spent on steps that count.")
 TIME_SPENT = Metric("ddp_run_time_seconds", "Wall time by what it was spent on.")
 CHECKPOINT_STEP = Metric("ddp_run_checkpoint_step", "Step of the last complete checkpoint.")
-
-METRICS = (
-    *(key.metric for key in KEYS),
-    *(STEP_TIME, RUN_UP, ATTEMPT, WORLD_SIZE, STEPS_LOST, GOODPUT, TIME_SPENT, CHECKPOINT_STEP),
-)
 
 
 def events_of(run_dir: str) -> list[Event]:
@@ -80,21 +68,21 @@ def add(metrics: Metrics, run_dir: str, users: Mapping[str, str | None], *, now_
     events = events_of(run_dir)
     composed = record.read(run_dir) if events else None
     job = job_in(events)
-    name = os.path.basename(os.path.abspath(run_dir))  # noqa: PTH100, PTH119 - its name, not a link's
+    name = os.path.basename(os.path.abspath(run_dir))
     labels = {"job": job, "user": users.get(job or ""), "run": name}
-    if composed and composed["attempts"]:
+    if composed:
         state = _state(run_dir, composed["attempts"][-1], now_s)
         if state == "running":
             liveness.go_on(composed, now_s)
         _add_record(metrics, labels, composed, state in ("running", "restarting"))
     numbers = sorted({history.integer(event.get("attempt")) or 1 for event in events})
-    path = os.path.join(run_dir, paths.METRICS)  # noqa: PTH118
+    path = os.path.join(run_dir, paths.METRICS)
     _add_lines(metrics, labels, evidence.last_metrics(path, numbers)[0])
 
 
 def _state(run_dir: str, attempt: dict[str, Any], now_s: float) -> str:
     """Classify by its files and processes alone: Slurm is not asked every few seconds."""
-    at_s = liveness.last_written_s(os.path.abspath(run_dir), attempt)  # noqa: PTH100 - as given to ranks
+    at_s = liveness.last_written_s(os.path.abspath(run_dir), attempt)
     quiet_s = None if at_s is None else max(0.0, now_s - at_s)
     return liveness.state(run_dir, attempt, None, quiet_s)
 
@@ -122,9 +110,9 @@ def _add_record(
 
 def _add_lines(metrics: Metrics, labels: Labels, lines: Sequence[Event]) -> None:
     """Add the last value of each key: a validation has other keys than an interval."""
-    for key in KEYS:
-        values = (history.finite(line.get(key.key)) for line in reversed(lines))
+    for key, divisor, metric in KEYS:
+        values = (history.finite(line.get(key)) for line in reversed(lines))
         value = next((value for value in values if value is not None), None)
-        metrics.put(key.metric, labels, None if value is None else value / key.divisor)
+        metrics.put(metric, labels, None if value is None else value / divisor)
     stepped_s = history.times(line for line in lines if "step" in line)
     metrics.put(STEP_TIME, labels, stepped_s[-1] if stepped_s else None)

@@ -11,19 +11,18 @@ from monitor.analysis.engine import columns, evaluate
 from monitor.analysis.findings import summaries
 from monitor.analysis.rules import LogState, Window
 from monitor.live import log as live_log
-from monitor.live.log import LiveLog
+from monitor.live.log import LiveLog, Track
 from monitor.live.run import LiveRun, Progress
 from monitor.live.snapshot import interval_s
 from monitor.logs import clock
 from monitor.logs.decode import NO_TIME
-from monitor.logs.series import GpuSeries, PlacedEvent
+from monitor.logs.series import GpuSeries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from monitor.analysis.findings import Summary
     from monitor.live.target import Target
-    from monitor.live.track import Track
 
 _FIRST_EVALUATION_S = 1.0  # the first pictures come before
 _SHORTEST_S, _LONGEST_S = 2.0, 30.0  # between two evaluations
@@ -109,9 +108,7 @@ def window(
         name=None,
         gpus=tuple(_series(track, wanted) for track in tracks),
         # a copy: the log may be read meanwhile
-        log_events=tuple(
-            PlacedEvent(log.host, log.job, m) for log in logs for m in tuple(log.events)
-        ),
+        log_events=tuple(event for log in logs for event in tuple(log.events)),
         metrics=() if run is None else run.intervals,
         events=() if run is None else (*run.ranks, *run.notes),
         logs=() if is_over else tuple(_state(log, now_s) for log in with_tracks),

@@ -66,28 +66,23 @@ class Picture:
     ascii_only: bool
 
     @property
-    def num_rows(self) -> int:
-        """How many could be moved through."""
-        return len(self.rows)
-
-    @property
     def num_shown(self) -> int:
         """For how many rows there is room."""
         if self.height is None:
-            return self.num_rows
+            return len(self.rows)
         return max(1, self.height - len(self.above) - len(self.below) - 1)
 
     def lines(self) -> list[Line]:
         """Draw it: lines no wider than the screen, and as many as it has, if it has a height."""
         num = self.num_shown
-        top = max(0, min(self.view.top, self.num_rows - num))
+        top = max(0, min(self.view.top, len(self.rows) - num))
         rows = [self.draw(row) for row in self.rows[top : top + num]]
         lines = [*self.above, *rows]
         if self.height is None:
             lines += self.below
         else:
             lines += [[] for _ in range(num - len(rows))]
-            foot = _foot(self.view, self.width, self.num_rows, top, len(rows))
+            foot = _foot(self.view, self.width, len(self.rows), top, len(rows))
             lines = [*[*lines, *self.below][: self.height - 1], foot]
         return [_cut(line, self.width, _CUT[self.ascii_only]) for line in lines]
 

@@ -1,4 +1,4 @@
-"""One growing log of a live view: its facts and events, and its GPUs' newest readings."""
+"""One growing log of a live view: its facts and events, and the last readings of its GPUs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.live.track import Track
 from monitor.logs.decode import NO_TIME, decode
 from monitor.logs.follow import GrowingLog
+from monitor.logs.gutil import parse_number
 from monitor.logs.newest import longest_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -29,6 +29,82 @@ TAIL_BYTES = 2**17
 _HEAD_BYTES = 2**13
 _NUM_EVENTS = 50
 _DAY_S = 86_400
+CAPACITY = 240
+"""Samples: an hour at 15 s, four minutes at 1 s."""
+
+
+class Track:
+    """The last readings of a GPU, or of a node without one, by column; the oldest are forgotten.
+
+    Args:
+        host: the node.
+        gpu: its index there; None: the node has no GPU.
+        job: None: the log states none.
+        facts: the `##` lines of its log, kept up to date by its reader.
+
+    """
+
+    def __init__(
+        self, host: str, gpu: int | None, job: str | None, facts: Mapping[str, str]
+    ) -> None:
+        self.host = host
+        self.gpu = gpu
+        self.job = job
+        self.facts = facts
+        self.num_samples = 0
+        """All that ever came."""
+        self.names: Mapping[str, int] = {}
+        self._time_s = np.empty(0)
+        self._values = np.empty((0, 0), np.float32)
+        self._newest: list[float] = []
+
+    def add(
+        self, names: Mapping[str, int], time_s: NDArray[np.float64], values: NDArray[np.floating]
+    ) -> None:
+        """Take up samples, the newest last.
+
+        Args:
+            names: the number of each column. Where they are others than before, the log's writer
+                began anew, and what was before is forgotten.
+            time_s: (samples,) since 1970, NaN where rows carry none.
+            values: (samples, columns), NaN where there is no reading.
+
+        """
+        if names is not self.names and names != self.names:
+            self.num_samples = 0
+            self._time_s, self._values = np.empty(0), np.empty((0, len(names)), np.float32)
+        self.names = names
+        self._time_s = np.concatenate((self._time_s, time_s))[-CAPACITY:]
+        self._values = np.concatenate((self._values, values), dtype=np.float32)[-CAPACITY:]
+        self.num_samples += len(time_s)
+        self._newest = values[-1].tolist()
+
+    def last(self, name: str) -> float | None:
+        """Give the newest reading of a column; None if there is none."""
+        column = self.names.get(name)
+        if column is None or not self._newest:
+            return None
+        value = self._newest[column]
+        return None if value != value else value  # noqa: PLR0124 - a NaN
+
+    def column(self, name: str, num: int = CAPACITY) -> NDArray[np.float32]:
+        """Give the newest readings of a column, at most `num`, in their order.
+
+        Returns: (samples,), NaN where there is no reading; not to be written to.
+
+        """
+        if name not in self.names:
+            return np.full(len(self.time_s(num)), np.nan, np.float32)
+        values: NDArray[np.float32] = self._values[-num:, self.names[name]]
+        return values
+
+    def time_s(self, num: int = CAPACITY) -> NDArray[np.float64]:
+        """Give the times of the newest samples, at most `num`, in their order."""
+        return self._time_s[-num:]
+
+    def number(self, fact: str) -> float | None:
+        """Give a fact of this GPU that is a number, such as `memory_mib`."""
+        return parse_number(self.facts.get(fact if self.gpu is None else f"{fact} {self.gpu}"))
 
 
 class LiveLog:
@@ -88,15 +164,10 @@ class LiveLog:
         names = {name: number for number, name in enumerate(rows.values)}
         time_s = _time_s(stretch, rows)
         values = np.column_stack([rows.gpu, *rows.values.values()])[:, 1:].astype(np.float32)
-        gpus = rows.gpu.tolist()
-        if len(set(gpus)) == len(gpus):  # the usual case: one cycle of the recorder
-            for i, gpu in enumerate(gpus):
-                self._track(gpu).add(names, time_s[i : i + 1], values[i : i + 1])
-        else:
-            for gpu in dict.fromkeys(gpus):
-                chosen = rows.gpu == gpu
-                self._track(gpu).add(names, time_s[chosen], values[chosen])
-        if len(gpus) != len(self._by_gpu):
+        for gpu in dict.fromkeys(rows.gpu.tolist()):
+            chosen = rows.gpu == gpu
+            self._track(gpu).add(names, time_s[chosen], values[chosen])
+        if rows.gpu.size != len(self._by_gpu):
             self._forget(time_s[-1] - longest_s(self.facts))
 
     def _forget(self, before_s: float) -> None:

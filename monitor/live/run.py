@@ -44,7 +44,6 @@ class Progress:
     step: int | None = None
     num_steps: int | None = None
     """Of the whole run."""
-    epoch: int | None = None
     loss: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
@@ -154,13 +153,12 @@ class LiveRun:
         total = integer(now.get("total_steps"))
         losses = (finite(one.get("loss")) for one in intervals)
         return Progress(
-            name=os.path.basename(os.path.abspath(self.run_dir)),  # noqa: PTH100, PTH119
+            name=os.path.basename(os.path.abspath(self.run_dir)),
             outcome=outcome,
             attempt=self._attempt,
             num_ranks=integer(self._last.get("start", {}).get("world_size")),
             step=step,
             num_steps=total,
-            epoch=integer(now.get("epoch")),
             loss=finite(now.get("loss")),
             samples_per_s=finite(now.get("samples_per_s")),
             tokens_per_s=finite(now.get("tokens_per_s")),

@@ -80,7 +80,7 @@ class Session:
         if self.view.is_paused:
             return
         self.snapshot = self._snapshot()
-        found = [*_unreadable(self.snapshot), *self.fleet.alerts]
+        found = [*self._unreadable(), *self.fleet.alerts]
         self.alerts = sorted(found, key=lambda alert: SEVERITIES.index(alert.severity))
 
     def picture(self, size: tuple[int, int | None], *, ascii_only: bool) -> Picture:
@@ -90,7 +90,7 @@ class Session:
     def press(self, key: str, picture: Picture) -> None:
         """Take a key, pressed by someone who sees that picture."""
         self.view = view.press(
-            self.view, key, num_rows=picture.num_rows, num_shown=picture.num_shown
+            self.view, key, num_rows=len(picture.rows), num_shown=picture.num_shown
         )
 
     def _snapshot(self) -> Snapshot:
@@ -102,9 +102,15 @@ class Session:
             clock=time.strftime("%H:%M:%S"),
             rows=self._rows.of(fleet.logs, time.monotonic(), is_over=is_over),
             progress=progress,
-            num_unreadable=sum(log.num_unreadable for log in fleet.logs),
-            problems=tuple(self._problems()),
         )
+
+    def _unreadable(self) -> Iterator[Summary]:
+        for problem in self._problems():
+            yield Summary(severity="error", rule="unreadable", where="", evidence=problem)
+        num_rows = sum(log.num_unreadable for log in self.fleet.logs)
+        if num_rows:
+            text = f"{counted(num_rows, 'row')} of the logs could not be read"
+            yield Summary(severity="hint", rule="unreadable rows", where="", evidence=text)
 
     def _problems(self) -> list[str]:
         """Return a message for everything that could not be read."""
@@ -118,14 +124,6 @@ class Session:
         if fleet.run is not None and fleet.run.problem is not None:
             found.append(f"{fleet.run.run_dir}: {fleet.run.problem}")
         return found + [f"{log.path}: {log.problem}" for log in fleet.logs if log.problem]
-
-
-def _unreadable(snapshot: Snapshot) -> Iterator[Summary]:
-    for problem in snapshot.problems:
-        yield Summary(severity="error", rule="unreadable", where="", evidence=problem)
-    if snapshot.num_unreadable:
-        text = f"{counted(snapshot.num_unreadable, 'row')} of the logs could not be read"
-        yield Summary(severity="hint", rule="unreadable rows", where="", evidence=text)
 
 
 def _print(session: Session, console: Console) -> None:

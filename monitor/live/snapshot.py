@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from monitor.live.log import LiveLog
+    from monitor.live.log import LiveLog, Track
     from monitor.live.run import Progress
-    from monitor.live.track import Track
 
 _SHOWN = tuple(column.name for column in COLUMNS if column.live is not None)
 
@@ -85,9 +84,6 @@ class Snapshot:
     rows: tuple[Row, ...]
     """By node and GPU."""
     progress: Progress | None
-    num_unreadable: int
-    problems: tuple[str, ...]
-    """What could not be read, one message each."""
 
 
 class Rows:

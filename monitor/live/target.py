@@ -64,10 +64,10 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
     """
     if not paths:
         return _newest(env.get("DDP_OUT") or "out")
-    if len(paths) == 1 and os.path.isdir(paths[0]):  # noqa: PTH112 - pathlib takes "" for "."
+    if len(paths) == 1 and os.path.isdir(paths[0]):  # pathlib takes "" for "."
         return _run(paths[0]) if is_run(paths[0]) else _folder(paths[0])
     for path in paths:
-        if not os.path.isfile(path):  # noqa: PTH113 - pathlib's raises where it lacks the permission
+        if not os.path.isfile(path):  # pathlib's raises where it lacks the permission
             raise UserError(
                 "watch must be given one run directory, one directory of logs, or logs",
                 path,
@@ -78,12 +78,12 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
 
 def _newest(out: str) -> Target:
     try:
-        found = [entry.path for entry in os.scandir(out) if is_run(entry.path)]
+        found = logfiles.runs_in(out)
     except OSError:
         found = []
     if found:
         return _run(max(found, key=written_s))
-    if os.path.isdir(out):  # noqa: PTH112 - pathlib's raises where it lacks the permission
+    if os.path.isdir(out):  # pathlib's raises where it lacks the permission
         with logfiles.reading_folder(out):
             is_folder = bool(logfiles.in_folder(out))
         if is_folder:
@@ -96,14 +96,14 @@ def _newest(out: str) -> Target:
 
 
 def _run(path: str) -> Target:
-    whole = os.path.abspath(path)  # noqa: PTH100 - a link is not followed: the logs lie beside it
+    whole = os.path.abspath(path)  # a link is not followed: the logs lie beside it
     return Target(run_dir=whole, folder=str(Path(whole).parent))
 
 
 def _folder(path: str) -> Target:
     """Choose the job whose log was written last; with the run directory of that name, if any."""
     with logfiles.reading_folder(path):
-        logs = [log for log in logfiles.in_folder(path) if os.path.isfile(log)]  # noqa: PTH113
+        logs = [log for log in logfiles.in_folder(path) if os.path.isfile(log)]
     if not logs:
         return Target(folder=path)  # they may appear
     job, _ = logfiles.named(max(logs, key=os.path.getmtime))

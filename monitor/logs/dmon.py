@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from monitor.logs.columns import COLUMNS, NO_READING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 BLANKS = " \t\r"
 """A line of nothing but these is blank."""
@@ -362,35 +362,3 @@ def parse_date(cell: str) -> date | None:
 def parse_value(cell: str) -> float | None:
     """Read a cell's number; None where there was no reading."""
     return None if cell == NO_READING else float(cell)
-
-
-def parse(text: str) -> Iterator[tuple[Header, dict[str, str]] | None]:
-    """Read a log row by row; None for each row that cannot be read.
-
-    An unterminated last line is left for the next read: it may still be growing.
-    """
-    heads, rows = Heads(), list[str]()
-    for whole in [*text.removeprefix("\ufeff").split("\n")[:-1], "#"]:  # as Windows begins a text
-        line = whole
-        torn, mark, names = whole.rpartition("#")
-        if heads.header and not whole.startswith("#") and parse_header(mark + names):
-            rows.append(torn)  # by a dmon that was killed, and another one appended
-            line = mark + names
-        if not line.startswith("#"):
-            rows.append(line)
-            continue
-        yield from _parse_rows(rows, heads.header)
-        rows.clear()
-        if not line.startswith("##"):
-            heads.see(line)
-
-
-def _parse_rows(
-    lines: Sequence[str], header: Header | None
-) -> Iterator[tuple[Header, dict[str, str]] | None]:
-    if header and header.narrow and signs_of_layout(header, lines).is_narrow:
-        header = header.narrow
-    for line in lines:
-        if line.strip(BLANKS):
-            row = parse_row(line, header) if header else None
-            yield (header, row) if header and row else None

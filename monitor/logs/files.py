@@ -59,15 +59,18 @@ def named(path: str) -> tuple[str | None, str]:
 
     Any other name is no job's, and the node's own. Both are fit to be shown.
     """
-    name = os.path.basename(path)  # noqa: PTH119 - hundreds of logs, twice a second
+    name = os.path.basename(path)
     rotated = _ROTATED.fullmatch(name)
-    stem = printable(os.path.splitext(rotated["log"] if rotated else name)[0])  # noqa: PTH122
+    stem = printable(os.path.splitext(rotated["log"] if rotated else name)[0])
     found = _NAME.fullmatch(stem)
     return (found["job"], found["host"]) if found else (None, stem)
 
 
 def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
     """List the logs of a folder, sorted, each as the path that is written to.
+
+    What a directory may hold beside files, such as a pipe without a writer, is none. What is not
+    there, as behind a link, is one: its reader reports it.
 
     Args:
         folder: which to list, not below it.
@@ -81,21 +84,14 @@ def in_folder(folder: str, jobs: Iterable[str] | None = None) -> list[str]:
     if jobs is not None:
         wanted = frozenset(jobs)
         names = [name for name in names if named(name)[0] in wanted]
-    return [os.path.join(folder, name) for name in names]  # noqa: PTH118
-
-
-def no_pipes(paths: Iterable[str]) -> list[str]:
-    """Leave out what a directory may hold beside files, such as a pipe without a writer.
-
-    What is not there, as behind a link, stays: it is reported.
-    """
-    return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]  # noqa: PTH110, PTH113
+    paths = [os.path.join(folder, name) for name in names]
+    return [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]
 
 
 def size_bytes(path: str) -> int:
     """Give a file's size; 0 where there is none."""
     with suppress(OSError):
-        return os.stat(path).st_size  # noqa: PTH116 - pathlib costs start time
+        return os.stat(path).st_size
     return 0
 
 
@@ -144,12 +140,12 @@ def find(paths: Iterable[str]) -> list[tuple[str, ...]]:
     logs: list[tuple[str, ...]] = []
     listed = cache(_or_none)
     for path in paths:
-        is_folder = os.path.isdir(path)  # noqa: PTH112
+        is_folder = os.path.isdir(path)
         for log in _in_directory(path) if is_folder else [path]:
             folder, name = os.path.split(log)
             new = {}
             for old in listed(folder or ".").get(name, [name]):
-                file = os.path.join(folder, old)  # noqa: PTH118
+                file = os.path.join(folder, old)
                 why = None if file == log and not is_folder else _unreadable(file)
                 if why is None:
                     new[os.path.realpath(file)] = file
@@ -186,10 +182,10 @@ def beside_run(run_dir: str) -> list[str]:
     job_ids = [line.get("job_id") for line in lines_of(run_dir, run_files.EVENTS)]
     jobs = {job for job in job_ids if isinstance(job, str)}
     logs = []
-    for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):  # noqa: PTH100
+    for whole in dict.fromkeys([os.path.abspath(run_dir), os.path.realpath(run_dir)]):
         folder, name = os.path.split(whole)
         with reading_folder(folder):
-            logs += no_pipes(in_folder(folder, {*jobs_by_name(name), *jobs}))
+            logs += in_folder(folder, {*jobs_by_name(name), *jobs})
     return logs
 
 
@@ -202,7 +198,7 @@ def _in_directory(path: str) -> list[str]:
     if is_run(path):
         return beside_run(path)
     with reading_folder(path):
-        found = no_pipes(in_folder(path))
+        found = in_folder(path)
     if not found:
         raise UserError(
             "a directory must hold .gutil files",
@@ -215,7 +211,7 @@ def _in_directory(path: str) -> list[str]:
 def _listed(folder: str) -> dict[str, list[str]]:
     """Find the files of each log of a folder, the oldest first, by the name that is written to."""
     numbered: dict[str, list[tuple[int, str]]] = {}
-    for name in os.listdir(folder):  # noqa: PTH208
+    for name in os.listdir(folder):
         rotated = _ROTATED.fullmatch(name)
         if rotated:
             numbered.setdefault(rotated["log"], []).append((-int(rotated["number"]), name))
@@ -237,7 +233,13 @@ def _or_none(folder: str) -> dict[str, list[str]]:
 
 def is_run(path: str) -> bool:
     """Whether a directory is a run's; False where it may not be read."""
-    return any(os.path.isfile(os.path.join(path, name)) for name in _RUN_FILES)  # noqa: PTH113, PTH118 - hundreds
+    return any(os.path.isfile(os.path.join(path, name)) for name in _RUN_FILES)
+
+
+def runs_in(folder: str) -> list[str]:
+    """List the run directories in a folder, sorted. Raises OSError where it cannot be read."""
+    paths = (os.path.join(folder, name) for name in os.listdir(folder))
+    return sorted(path for path in paths if is_run(path))
 
 
 def lines_of(run_dir: str, name: str) -> list[event_log.Event]:
@@ -266,5 +268,5 @@ def written_s(run_dir: str) -> float:
     times = [0.0]
     for name in _RUN_FILES:
         with suppress(OSError):
-            times.append(os.stat(os.path.join(run_dir, name)).st_mtime)  # noqa: PTH116, PTH118 - as above
+            times.append(os.stat(os.path.join(run_dir, name)).st_mtime)
     return max(times)

@@ -62,7 +62,7 @@ class Follower:
 
         """
         try:
-            status = os.stat(self.path)  # noqa: PTH116 - twice a second for hundreds of files
+            status = os.stat(self.path)
         except FileNotFoundError:
             self.is_there = False
             rest, self._file = self._rest_of_rotated(), None  # its number may be given to another

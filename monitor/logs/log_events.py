@@ -46,6 +46,9 @@ class Place(NamedTuple):
     host: str
 
 
+_NOWHERE = Place(None, "")
+
+
 @dataclass(frozen=True, slots=True)
 class LogEvent:
     """One thing that happened."""
@@ -58,8 +61,8 @@ class LogEvent:
     """Its index; None: it happened to the node."""
     details: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What else is known, by name; each value one word."""
-    place: Place | None = field(default=None, compare=False)
-    """Whose it is, by the lines above it; None: not read from a log."""
+    place: Place = field(default=_NOWHERE, compare=False)
+    """Whose it is, by the lines above it in its log."""
 
 
 def parse(value: str) -> LogEvent | None:

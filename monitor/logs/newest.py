@@ -153,7 +153,7 @@ class Newest:
 
     def _read(self) -> None:
         """Take up what is new, in whole lines; keep the last of its rows."""
-        files.refuse_device(os.stat(self.path).st_mode)  # noqa: PTH116 - hundreds of them
+        files.refuse_device(os.stat(self.path).st_mode)
         while True:
             stretches = self._log.poll()
             if self._num_begun != self._log.file.num_begun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import os
 from dataclasses import replace
 from datetime import timedelta
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 2**22
 """Larger ones would not stay in the processor's cache while their cells are cut."""
 
+_FIRST_BYTES = 8  # more than any sign has by which a file is no text
 
 _KEPT_BYTES = 2**25 - 2**16
 """As much memory as glibc can be made to keep; pages that are new cost more than reading does."""
@@ -82,18 +84,15 @@ def refuse_foreign(path: str) -> NoReturn:
 
 def _blocks(path: str) -> Iterator[tuple[bytes, bytes]]:
     """Give the whole lines of each block of a file, and what is left without an end."""
-    rest, is_begun = b"", False
-    with Path(path).open("rb", buffering=0) as file:
+    rest = b""
+    with Path(path).open("rb") as file:
         files.refuse_device(os.fstat(file.fileno()).st_mode)
-        while data := file.read(_BLOCK_BYTES):
+        first = _begun(file.read(_FIRST_BYTES))
+        for data in itertools.chain([first], iter(lambda: file.read(_BLOCK_BYTES), b"")):
             rest += data
-            if not is_begun and len(rest) >= len(files.BYTE_ORDER):
-                rest, is_begun = _begun(rest), True
-            end = rest.rfind(b"\n") + 1 if is_begun else 0
+            end = rest.rfind(b"\n") + 1
             whole, rest = rest[:end], rest[end:]
             yield whole, rest
-        end = rest.rfind(b"\n") + 1
-        yield rest[:end], rest[end:]
 
 
 def _begun(data: bytes) -> bytes:

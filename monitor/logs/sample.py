@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from monitor.logs import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from datetime import datetime
 
 _Number = TypeVar("_Number", int, float)
@@ -44,7 +44,7 @@ class Readings:
         return self.readings.get(name)
 
     def _key(self) -> tuple[object, ...]:
-        return (self.readings,)
+        return (*(getattr(self, name) for name in self.__slots__), self.readings)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._key() == other._key()
@@ -76,9 +76,6 @@ class GpuSample(Readings):
         self.index = index
         self.processes = processes
 
-    def _key(self) -> tuple[object, ...]:
-        return (self.index, self.readings, self.processes)
-
 
 class HostSample(Readings):
     """One reading of the machine; shares and rates are over the time since the last poll."""
@@ -103,9 +100,6 @@ class RankSample(Readings):
         super().__init__(*values, **named)
         self.processes = processes
 
-    def _key(self) -> tuple[object, ...]:
-        return (self.readings, self.processes)
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -128,27 +122,3 @@ class Reading:
     facts: tuple[tuple[str, str], ...] = ()
     is_renumbered: bool = False
     """Whether a device cgroup hides GPUs: CUDA counts only those that are here."""
-
-
-class GpuSource(Protocol):
-    """A source of readings of this node's GPUs."""
-
-    def read(self) -> Reading:
-        """Poll once."""
-        ...
-
-
-class HostSource(Protocol):
-    """A source of readings of this machine."""
-
-    def read(self) -> HostSample:
-        """Poll once."""
-        ...
-
-
-class RankSource(Protocol):
-    """Whatever knows which rank computes on which GPU, and how far it is."""
-
-    def read(self, reading: Reading) -> Sequence[RankSample]:
-        """Poll once: a sample for each GPU of a reading."""
-        ...

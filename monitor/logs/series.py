@@ -135,15 +135,6 @@ class GpuSeries:
         return gutil.parse_number(self.fact(name))
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedEvent:
-    """What happened at a moment, and where."""
-
-    host: str
-    job: str | None
-    event: LogEvent
-
-
 @dataclass(frozen=True)
 class Run:
     """All that was recorded of a run, or of the runs whose logs were named.
@@ -155,7 +146,7 @@ class Run:
     name: str | None
     gpus: tuple[GpuSeries, ...]
     """Sorted by job, host and GPU."""
-    log_events: tuple[PlacedEvent, ...] = ()
+    log_events: tuple[LogEvent, ...] = ()
     """Sorted by time."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -182,15 +173,13 @@ def load(paths: Sequence[str], wanted: frozenset[str] | None = None) -> Run:
     parts = _Parts()
     for log in found:
         parts.add(reader.read_log(log, wanted))
-    if parts.are_foreign and not run_dirs:
+    if found and parts.are_foreign and not run_dirs:
         reader.refuse_foreign(found[0][0])
     gpus = parts.series()
     return Run(
         name=_name(run_dirs, gpus),
         gpus=gpus,
-        log_events=tuple(
-            sorted(parts.events, key=lambda placed: np.nan_to_num(placed.event.time_s))
-        ),
+        log_events=tuple(sorted(parts.events, key=lambda event: np.nan_to_num(event.time_s))),
         metrics=tuple(metrics),
         events=tuple(events),
         num_unreadable=parts.num_unreadable,
@@ -202,11 +191,10 @@ class _Parts:
     """The readings of each GPU, log by log."""
 
     of: dict[_Key, list[GpuSeries]] = field(default_factory=dict)
-    events: list[PlacedEvent] = field(default_factory=list)
+    events: list[LogEvent] = field(default_factory=list)
     num_unreadable: int = 0
-    are_foreign: bool = False
+    are_foreign: bool = True
     """All that were added are no logs."""
-    _num_added: int = 0
 
     def add(self, log: Sequence[Log]) -> None:
         """Take up the files of a log."""
@@ -214,18 +202,13 @@ class _Parts:
         _, starts = facts.values(log, "attempt")
         intervals_s = facts.intervals_s(log)
         for file, unit, nominal_s, start in zip(log, units, intervals_s, starts, strict=True):
-            self._add(file, _split(file, unit, uuids, nominal_s, start))
-
-    def _add(self, log: Log, split: Iterator[GpuSeries]) -> None:
-        self.are_foreign = log.is_foreign and (self.are_foreign or not self._num_added)
-        self._num_added += 1
-        self.num_unreadable += log.num_unreadable
-        for series in split:
-            index = -1 if series.gpu is None else series.gpu
-            self.of.setdefault((series.host, series.job, index, series.uuid), []).append(series)
-        for event in log.events:
-            job, host = event.place or files.named(log.path)
-            self.events.append(PlacedEvent(host, job, event))
+            self.are_foreign &= file.is_foreign
+            self.num_unreadable += file.num_unreadable
+            self.events += file.events
+            for series in _split(file, unit, uuids, nominal_s, start):
+                index = -1 if series.gpu is None else series.gpu
+                key = (series.host, series.job, index, series.uuid)
+                self.of.setdefault(key, []).append(series)
 
     def series(self) -> tuple[GpuSeries, ...]:
         order = sorted(self.of, key=lambda key: (key[1] or "", key[0], key[2]))
@@ -360,7 +343,7 @@ def _concatenated(parts: Sequence[GpuSeries], name: str) -> NDArray[np.floating]
 
 def _name(run_dirs: Sequence[str], gpus: Iterable[GpuSeries]) -> str | None:
     """Name a run by its directory, else by the one job there is."""
-    whole = (os.path.abspath(path) for path in run_dirs)  # noqa: PTH100 - as above
+    whole = (os.path.abspath(path) for path in run_dirs)
     names = {printable(Path(path).name) for path in whole}
     names = names or {series.job for series in gpus if series.job is not None}
     return names.pop() if len(names) == 1 else None

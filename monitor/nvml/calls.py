@@ -7,6 +7,7 @@ Nothing here raises: NVML's answer is a number, and one that is not 0 leaves no 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from ctypes import byref, c_char, c_int, c_uint, c_ulonglong
 from dataclasses import dataclass
 from struct import Struct
@@ -50,9 +51,16 @@ _TEMPERATURE_V1 = 0x100000C
 """nvmlTemperature_v1, which older nvidia-ml-py lack: version, sensor and answer, 12 bytes."""
 
 
-def function(name: str) -> Callable[..., int] | None:
-    """Bind a function of the library that `nvmlInit` has loaded; None if this driver lacks it."""
-    return getattr(pynvml.nvmlLib, name, None)
+def function(*names: str) -> Callable[..., int]:
+    """Bind a function of the library that `nvmlInit` has loaded, by the first name that it knows.
+
+    Raises:
+        AttributeError: this driver lacks it.
+
+    """
+    known = (name for name in names if hasattr(pynvml.nvmlLib, name))
+    call: Callable[..., int] = getattr(pynvml.nvmlLib, next(known, names[0]))
+    return call
 
 
 def quietly(ask: Callable[[], T]) -> T | None:
@@ -75,11 +83,9 @@ def refused(values: Values, code: int) -> bool:
 
 
 def asking(
-    call: Callable[..., int] | None, given: tuple[Any, ...], take: Callable[[Values], object]
-) -> Ask | None:
-    """Prepare a call; `take` leaves its answer among the values. None if this driver lacks it."""
-    if call is None:
-        return None
+    call: Callable[..., int], given: tuple[Any, ...], take: Callable[[Values], object]
+) -> Ask:
+    """Prepare a call; `take` leaves its answer among the values."""
 
     def ask(values: Values) -> bool | None:
         code = call(*given)
@@ -104,17 +110,17 @@ class Number:
     """The answer has 64 bits."""
     has_period: bool = False
     """It answers the length of its window, too."""
-    older: str | None = None
-    """Its name under older drivers."""
+    older: tuple[str, ...] = ()
+    """Its names under older drivers."""
 
     @property
     def name(self) -> str:
         """The function."""
         return _FUNCTIONS[self.field]
 
-    def bind(self, handle: Handle) -> Ask | None:
-        """Make the call for one GPU; None if this driver lacks it."""
-        call = function(self.name) or (function(self.older) if self.older else None)
+    def bind(self, handle: Handle) -> Ask:
+        """Make the call for one GPU; AttributeError if this driver lacks it."""
+        call = function(self.name, *self.older)
         answer = c_ulonglong() if self.is_wide else c_uint()
         further = (byref(c_uint()),) if self.has_period else ()
         given = (handle, *map(c_int, self.given), byref(answer), *further)
@@ -126,7 +132,7 @@ class Number:
         return asking(call, given, take)
 
 
-def bind_utilization(handle: Handle) -> Ask | None:
+def bind_utilization(handle: Handle) -> Ask:
     """Share of time in which kernels ran, and in which memory was moved."""
     answer = (c_uint * 2)()
 
@@ -136,7 +142,7 @@ def bind_utilization(handle: Handle) -> Ask | None:
     return asking(function("nvmlDeviceGetUtilizationRates"), (handle, byref(answer)), take)
 
 
-def bind_temperature(handle: Handle) -> Ask | None:
+def bind_temperature(handle: Handle) -> Ask:
     """Temperature of the GPU: by the name that goes away with CUDA 14, else by its successor."""
     sensor = pynvml.NVML_TEMPERATURE_GPU
     answer = (c_int * 3)(_TEMPERATURE_V1, sensor, 0)
@@ -144,48 +150,49 @@ def bind_temperature(handle: Handle) -> Ask | None:
     def take(values: Values) -> None:
         values["temp_c"] = answer[2]
 
-    return Number("temp_c", (sensor,)).bind(handle) or asking(
-        function("nvmlDeviceGetTemperatureV"), (handle, byref(answer)), take
-    )
+    with suppress(AttributeError):
+        return Number("temp_c", (sensor,)).bind(handle)
+    return asking(function("nvmlDeviceGetTemperatureV"), (handle, byref(answer)), take)
 
 
-def bind_memory(handle: Handle) -> Ask | None:
+def bind_memory(handle: Handle) -> Ask:
     """Memory in use: from driver 525 on without what the driver keeps for itself."""
-    call, answer = function("nvmlDeviceGetMemoryInfo_v2"), pynvml.c_nvmlMemory_v2_t()
-    answer.version = pynvml.nvmlMemory_v2
-    if call is None:
-        call, answer = function("nvmlDeviceGetMemoryInfo"), pynvml.c_nvmlMemory_t()
-    return _bind_structure(call, handle, answer, "used", "fb_used_mib")
+    with suppress(AttributeError):
+        answer = pynvml.c_nvmlMemory_v2_t()
+        answer.version = pynvml.nvmlMemory_v2
+        return _bind_used("nvmlDeviceGetMemoryInfo_v2", handle, answer, "used", "fb_used_mib")
+    answer = pynvml.c_nvmlMemory_t()
+    return _bind_used("nvmlDeviceGetMemoryInfo", handle, answer, "used", "fb_used_mib")
 
 
-def bind_bar1(handle: Handle) -> Ask | None:
+def bind_bar1(handle: Handle) -> Ask:
     """Memory that is mapped for the host."""
-    call = function("nvmlDeviceGetBAR1MemoryInfo")
-    return _bind_structure(call, handle, pynvml.c_nvmlBAR1Memory_t(), "bar1Used", "bar1_used_mib")
+    answer = pynvml.c_nvmlBAR1Memory_t()
+    return _bind_used("nvmlDeviceGetBAR1MemoryInfo", handle, answer, "bar1Used", "bar1_used_mib")
 
 
-def bind_protected(handle: Handle) -> Ask | None:
+def bind_protected(handle: Handle) -> Ask:
     """Memory of confidential computing."""
-    call = function("nvmlDeviceGetConfComputeProtectedMemoryUsage")
-    return _bind_structure(call, handle, pynvml.c_nvmlMemory_t(), "used", "protected_used_mib")
+    name, answer = "nvmlDeviceGetConfComputeProtectedMemoryUsage", pynvml.c_nvmlMemory_t()
+    return _bind_used(name, handle, answer, "used", "protected_used_mib")
 
 
-def _bind_structure(
-    call: Callable[..., int] | None,
+def _bind_used(
+    call: str,
     handle: Handle,
     answer: Any,  # noqa: ANN401 - pynvml is untyped: a ctypes structure
     member: str,
     name: str,
-) -> Ask | None:
+) -> Ask:
     """Ask for a structure, of which one member in bytes is wanted, in MiB."""
 
     def take(values: Values) -> None:
         values[name] = getattr(answer, member) // MIB
 
-    return asking(call, (handle, byref(answer)), take)
+    return asking(function(call), (handle, byref(answer)), take)
 
 
-def bind_remap(handle: Handle) -> Ask | None:
+def bind_remap(handle: Handle) -> Ask:
     """Rows of memory replaced for good; `remap_state`: whether more is to be done."""
     corrected, uncorrected, is_pending, has_failed = answers = [c_uint() for _ in range(4)]
 
@@ -209,14 +216,9 @@ class Fields:
         self._given = (handle, c_int(len(ids)), byref(self._answers))
         self._unpack = Struct("<" + _FIELD * len(ids)).unpack_from
 
-    @property
-    def is_there(self) -> bool:
-        """Whether this driver has the function."""
-        return self._call is not None
-
     def read(self, values: Values) -> list[int | None] | None:
         """Ask for all; None if NVML refused, an entry is None if it refused that one."""
-        code = self._call(*self._given) if self._call else pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        code = self._call(*self._given)
         if code:
             refused(values, code)
             return None
@@ -232,7 +234,7 @@ class Entries:
 
     def __init__(
         self,
-        call: Callable[..., int] | None,
+        call: Callable[..., int],
         layout: Struct,
         num: int,
         given: Callable[[Any, Any], tuple[Any, ...]],
@@ -240,7 +242,7 @@ class Entries:
         """Prepare a call.
 
         Args:
-            call: the function; None: this driver lacks it.
+            call: the function.
             layout: of an entry.
             num: how many there is room for at first.
             given: what the call is given, made of the places for the entries' number and for them.
@@ -264,8 +266,6 @@ class Entries:
         self._given = self._arguments(byref(self._count), byref(buffer))
 
     def _ask(self) -> int:
-        if self._call is None:
-            return int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self._count.value = self._num
         code = self._call(*self._given)
         is_small = code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, deque
 from contextlib import suppress
 from ctypes import byref, c_uint, c_void_p, cast
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pynvml
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _WAIT_MS = 5000
 _PAUSE_S = 10.0  # after an error, such as a GPU that is lost: the next wait may fail at once
+_MINUTE_S = 60
 _MAX_PER_MINUTE = 20  # of a kind and a GPU: a storm of single-bit errors must not fill the disk
 _KINDS = {
     pynvml.nvmlEventTypeXidCriticalError: ("xid", ""),
@@ -36,22 +37,15 @@ _KINDS = {
 _NO_INSTANCE = 2**32 - 1
 
 
-@dataclass
-class _Flood:
-    """How many events of one kind and GPU were reported within the minute."""
-
-    began_s: float
-    num_reported: int = 0
-    num_left_out: int = 0
-
-
 class Events:
     """Waits for events of some GPUs, and reports each."""
 
     def __init__(self, report: Callable[[LogEvent], None]) -> None:
         self._report = report
         self._ended = threading.Event()
-        self._floods: dict[tuple[str, int | None], _Flood] = {}
+        self._reported_s: dict[tuple[str, int | None], deque[float]] = {}
+        """When the last events of one kind and GPU were reported, monotonic."""
+        self._num_left_out: Counter[tuple[str, int | None]] = Counter()
         self._thread: threading.Thread | None = None
         self._handles: Mapping[int, Handle] = {}
         self._indices: dict[int | None, int] = {}
@@ -116,9 +110,9 @@ class Events:
         return self._thread is None or not self._thread.is_alive()
 
     def _watch(self, event_set: Handle | None) -> None:
-        wait = function("nvmlEventSetWait_v2") or function("nvmlEventSetWait")
+        wait = function("nvmlEventSetWait_v2", "nvmlEventSetWait")
         data = pynvml.c_nvmlEventData_t()
-        while wait is not None and not self._ended.is_set():
+        while not self._ended.is_set():
             if event_set is not None and self._is_outdated:
                 self._is_outdated = False
                 _free(event_set)
@@ -164,17 +158,13 @@ class Events:
 
     def _left_out(self, kind: str, gpu: int | None) -> int | None:
         """Count an event: how many were left out before it, or None: leave it out, too."""
-        now_s = time.monotonic()
-        flood = self._floods.setdefault((kind, gpu), _Flood(now_s))
-        if now_s - flood.began_s > 60:  # noqa: PLR2004 - a minute
-            left_out = flood.num_left_out
-            self._floods[kind, gpu] = _Flood(now_s, 1)
-            return left_out
-        flood.num_reported += 1
-        if flood.num_reported <= _MAX_PER_MINUTE:
-            return 0
-        flood.num_left_out += 1
-        return None
+        now_s, key = time.monotonic(), (kind, gpu)
+        reported_s = self._reported_s.setdefault(key, deque(maxlen=_MAX_PER_MINUTE))
+        if len(reported_s) == _MAX_PER_MINUTE and now_s - reported_s[0] <= _MINUTE_S:
+            self._num_left_out[key] += 1
+            return None
+        reported_s.append(now_s)
+        return self._num_left_out.pop(key, 0)
 
 
 def _free(event_set: Handle) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from monitor.nvml.calls import Handle
     from monitor.nvml.workers import Ask, Values
 
-    _Call = tuple[str, Callable[[Handle], Ask | None]]
-    """What is called, and what prepares it; None where this driver lacks it."""
+    _Call = tuple[str, Callable[[Handle], Ask]]
+    """What is called, and what prepares it; an exception: this GPU or its driver lacks it."""
 
 _ENGINE_FIELDS = ("enc_pct", "dec_pct", "jpg_pct", "ofa_pct")
 _ENGINES = tuple(Number(name, has_period=True) for name in _ENGINE_FIELDS)
@@ -60,7 +60,7 @@ _SELDOM_FIELDS = (
 )
 
 
-def _memory_temp(handle: Handle) -> Ask | None:
+def _memory_temp(handle: Handle) -> Ask:
     fields = calls.Fields(handle, ((pynvml.NVML_FI_DEV_MEMORY_TEMP, 0),))
 
     def ask(values: Values) -> bool | None:
@@ -69,16 +69,11 @@ def _memory_temp(handle: Handle) -> Ask | None:
             values["mem_temp_c"] = found[0]
         return calls.LOST in values
 
-    return ask if fields.is_there else None
+    return ask
 
 
-def _violation(policy: int, name: str) -> Callable[[Handle], Ask | None]:
+def _violation(policy: int, name: str) -> Callable[[Handle], Ask]:
     return lambda handle: Violation(handle, policy, name).read
-
-
-def _gpm(handle: Handle) -> Ask | None:
-    gpm = Gpm.open(handle)
-    return gpm.read if gpm else None
 
 
 _OFTEN: dict[str, tuple[_Call, ...]] = {
@@ -101,10 +96,10 @@ _OFTEN: dict[str, tuple[_Call, ...]] = {
         Number(
             "throttle_bits",
             is_wide=True,
-            older="nvmlDeviceGetCurrentClocksThrottleReasons",  # its name before driver 535
+            older=("nvmlDeviceGetCurrentClocksThrottleReasons",),  # before driver 535
         )
     ),
-    "g": (("nvmlGpmSampleGet", _gpm),),
+    "g": (("nvmlGpmSampleGet", lambda handle: Gpm(handle).read),),
     "v": (
         ("nvmlDeviceGetViolationStatus", _violation(pynvml.NVML_PERF_POLICY_POWER, "power_pct")),
         ("nvmlDeviceGetViolationStatus", _violation(pynvml.NVML_PERF_POLICY_THERMAL, "heat_pct")),
@@ -193,7 +188,7 @@ class Gpu:
         bound = [(kind, self._bound(bind)) for kind, bind in wanted]
         return [Job(self.index, kind, ask) for kind, ask in bound if ask is not None]
 
-    def _bound(self, bind: Callable[[Handle], Ask | None]) -> Ask | None:
+    def _bound(self, bind: Callable[[Handle], Ask]) -> Ask | None:
         """Prepare a call; None where it cannot be had."""
         with suppress(Exception):
             return bind(self.handle)

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from monitor.nvml.calls import Handle
 
 
-def pcie_width(handle: Handle) -> int | None:
-    """Lanes of its PCIe link, as it runs now: unlike its speed, idling does not lower them."""
-    return quietly(lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)))
+def read(handle: Handle) -> dict[str, int | None]:
+    """Read a GPU once, by the names of the preflight; None where NVML has no answer.
 
-
-def num_nvlinks(handle: Handle) -> int | None:
-    """Count the NVLinks that are up; None where it has none at all."""
-    ask = partial(pynvml.nvmlDeviceGetNvLinkState, handle)
-    return total(quietly(partial(ask, link)) for link in range(pynvml.NVML_NVLINK_MAX_LINKS))
-
-
-def num_pages_pending(handle: Handle) -> int | None:
-    """Whether pages of memory wait to be retired, 1 or 0: GPUs before Ampere."""
-    return quietly(lambda: int(pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)))
+    `pcie_width`: lanes as they run now: unlike the link's speed, idling does not lower them.
+    `nvlinks`: how many are up. `ecc_pending`: whether pages of memory wait to be retired, 1 or 0:
+    GPUs before Ampere.
+    """
+    link_state = partial(pynvml.nvmlDeviceGetNvLinkState, handle)
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    return {
+        "pcie_width": quietly(lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))),
+        "nvlinks": total(quietly(partial(link_state, link)) for link in links),
+        "ecc_pending": quietly(lambda: int(pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))),
+    }

@@ -44,12 +44,10 @@ def bind_processes(handle: Handle) -> Ask:
     return ask
 
 
-def _find() -> tuple[Callable[..., int] | None, struct.Struct]:
-    for name, layout in _NAMES.items():
-        call = function(name)
-        if call is not None:
-            return call, _WIDE if name.endswith("_v3") and _is_wide() else layout
-    return None, _OLD
+def _find() -> tuple[Callable[..., int], struct.Struct]:
+    call = function(*_NAMES)
+    name = call.__name__
+    return call, _WIDE if name.endswith("_v3") and _is_wide() else _NAMES[name]
 
 
 def _is_wide() -> bool:

@@ -102,7 +102,7 @@ class Violation:
 
     def read(self, values: Values) -> bool | None:
         """Poll once."""
-        code = self._call(*self._given) if self._call else pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        code = self._call(*self._given)
         before, self._before = self._before, None
         if code:
             return refused(values, code)
@@ -148,9 +148,11 @@ class Gpm:
         """Allocate two samples.
 
         Raises:
-            pynvml.NVMLError: NVML refuses.
+            pynvml.NVMLError: this GPU has no GPM, or NVML refuses.
 
         """
+        if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self._handle = handle
         self._last = pynvml.nvmlGpmSampleAlloc()
         self._spare = pynvml.nvmlGpmSampleAlloc()
@@ -163,16 +165,6 @@ class Gpm:
         self._place = byref(self._request)
         for number, entry in zip(_GPM_METRICS.values(), self._request.metrics, strict=False):
             entry.metricId = number
-
-    @classmethod
-    def open(cls, handle: Handle) -> Gpm | None:
-        """Allocate the two samples, or answer None where GPM is not supported."""
-        try:
-            if pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                return cls(handle)
-        except pynvml.NVMLError:
-            pass
-        return None
 
     def read(self, values: Values) -> bool | None:
         """Poll once."""

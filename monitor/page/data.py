@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from monitor.analysis.findings import Summary
-    from monitor.logs.series import GpuSeries, Run
+    from monitor.logs.series import Run
     from monitor.plot.curves import Curve
     from monitor.plot.metrics import Metric
     from monitor.plot.picture import Placed
@@ -149,7 +149,7 @@ def _nullable(values: NDArray[np.float64], digits: int = 6) -> list[float | None
 
 def findings(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what is wrong with a run, worst first, for `page/main.js`, by the time of its data."""
-    run = replace(run, gpus=tuple(_by_its_axis(one) for one in run.gpus))
+    run = replace(run, gpus=tuple(replace(one, shift_s=0) for one in run.gpus))
     found = summaries(run, evaluate(run))[:_MAX_FINDINGS]
     return [
         {
@@ -162,10 +162,6 @@ def findings(run: Run, axis: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for one in found
     ]
-
-
-def _by_its_axis(one: GpuSeries) -> GpuSeries:
-    return replace(one, shift_s=0) if np.any(one.shift_s) else one
 
 
 def _time(one: Summary, axis: dict[str, Any]) -> list[float] | None:

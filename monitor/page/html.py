@@ -19,7 +19,7 @@ from monitor.whole_file import beside, check, suffix_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 SUFFIXES = (".html", ".htm")
 
@@ -39,16 +39,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write the page, and print its name; 0."""
-    return write_page(options.paths, options.out, options.title)
-
-
-def write_page(paths: Sequence[str], out: str, title: str | None = None) -> int:
-    """Write run directories and logs into one page; 0."""
+    """Write run directories and logs into one page, and print its name; 0."""
+    paths, out = options.paths, options.out
     suffix_of(out, SUFFIXES)
     check(out, paths)
     whole = series.load(paths, metrics.WANTED | engine.columns())
-    payload = data.payload(whole, title)
+    payload = data.payload(whole, options.title)
     payload["findings"] = data.findings(whole, payload["axis"])
     with beside(out) as path:
         Path(path).write_bytes(page(payload).encode("utf-8", "replace"))

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
+from monitor.analysis.axis import ticks
 from monitor.analysis.events import KINDS
 from monitor.plot.metrics import THROTTLE_WORDS
-from monitor.plot.ticks import ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -71,20 +71,14 @@ def values(
 def _binned(series: GpuSeries, metric: Metric, axis: Axis) -> NDArray[np.float32]:
     values = reading(series, metric)
     if not metric.is_throttling:
-        return _in_bins(series, axis, values, worst=metric.worst)
+        return binned(axis, series, values, worst=metric.worst)
     absent = np.isnan(values)
     shares = [
-        _in_bins(series, axis, np.where(absent, np.nan, values >= least), worst=False)
+        binned(axis, series, np.where(absent, np.nan, values >= least), worst=False)
         for least in (1, 2)
     ]
     throttled = (shares[0] >= THROTTLED_SHARE) * np.where(shares[1] >= THROTTLED_SHARE, 2, 1)
     return np.where(np.isnan(shares[0]), np.nan, throttled).astype(np.float32)
-
-
-def _in_bins(
-    series: GpuSeries, axis: Axis, values: NDArray[np.floating], *, worst: bool
-) -> NDArray[np.float32]:
-    return binned(axis, series.time_s, values, worst=worst, steps_s=lambda: series.steps_s)
 
 
 def _index(series: GpuSeries) -> int:

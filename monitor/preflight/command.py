@@ -29,7 +29,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Send the report; 0. What hangs longer than a stage may is reported as that."""
-    if not os.path.isdir(options.run_dir):  # noqa: PTH112
+    if not os.path.isdir(options.run_dir):
         raise UserError(
             "a run directory must be there",
             f"none at '{options.run_dir}'",

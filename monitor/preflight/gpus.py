@@ -39,11 +39,7 @@ def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None
         for reading in _of_event(event):
             add(reading)
     for index, handle in nvml.handles.items():
-        for name, value in (
-            ("pcie_width", links.pcie_width(handle)),
-            ("nvlinks", links.num_nvlinks(handle)),
-            ("ecc_pending", links.num_pages_pending(handle)),
-        ):
+        for name, value in links.read(handle).items():
             if value is not None:
                 add(Reading(name, value, f"GPU {index}"))
 

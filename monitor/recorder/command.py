@@ -75,7 +75,7 @@ def run(options: Namespace) -> int:
             host=host,
             node=env.get("DDP_NODE"),
             job_id=env.get("DDP_JOB_ID"),
-            attempt=env.get("DDP_ATTEMPT"),
+            attempt=settings.number(env, "DDP_ATTEMPT", 0) or None,
             launch_id=options.launch_id,
             run_dir=options.compose,
             user=env.get("SLURM_JOB_USER") or env.get("USER") or env.get("LOGNAME"),

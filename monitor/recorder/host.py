@@ -71,7 +71,7 @@ class Fabric:
 def _open_all(root: str, name: str) -> list[int]:
     """Open a counter of every port, as file descriptors."""
     found = []
-    for path in sorted(glob(f"{root}/*/ports/*/counters/{name}")):  # noqa: PTH207 - start time
+    for path in sorted(glob(f"{root}/*/ports/*/counters/{name}")):
         with suppress(OSError):
             found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     return found

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from monitor.logs.log_events import LogEvent
-    from monitor.logs.sample import GpuSource, HostSource, RankSource
     from monitor.recorder.sink import Sink
     from monitor.stop import ProcessStop, Reason
 
@@ -37,20 +36,24 @@ class SystemClock:
         return time.monotonic()
 
 
+def no_ranks(reading: Reading) -> Sequence[RankSample]:
+    """Give each GPU a sample without a reading: no rank trains here, or it is unknown."""
+    return [RankSample() for _ in reading.gpus]
+
+
 @dataclass
 class Recorder:
-    """Writes a row per GPU and interval."""
+    """Writes a row per GPU and interval; what reads GPUs, host and ranks polls them once."""
 
-    gpus: GpuSource
-    host: HostSource
+    gpus: Callable[[], Reading]
+    host: Callable[[], HostSample]
     log: Sink
     layout: gutil.Layout
     clock: SystemClock
     facts: tuple[tuple[str, str], ...]
     emit: Callable[[str], None]
     """Writes a line for a person; each kind of trouble once."""
-    ranks: RankSource | None = None
-    """None: no rank trains here, or it is unknown."""
+    ranks: Callable[[Reading], Sequence[RankSample]] = no_ranks
     see: Callable[[Reading], None] = lambda _reading: None
     _num_rows: int = field(default=0, init=False)
     _num_lost: int = field(default=0, init=False)
@@ -105,14 +108,14 @@ class Recorder:
         )
         facts = self.facts + _offset_fact(now) + reading.facts
         host = self._tried(
-            "host: {}: its readings stay empty", self.host.read, lambda _error: HostSample()
+            "host: {}: its readings stay empty", self.host, lambda _error: HostSample()
         )
         if not reading.gpus:
             reading = replace(reading, gpus=(GpuSample(),))
         ranks = self._tried(
             "ranks: {}: their readings stay empty",
-            lambda: self._read_ranks(reading),
-            lambda _error: [RankSample() for _ in reading.gpus],
+            lambda: self.ranks(reading),
+            lambda _error: no_ranks(reading),
         )
         clock = now.replace(tzinfo=None)
         rows = [Row(clock, gpu, host, rank) for gpu, rank in zip(reading.gpus, ranks, strict=True)]
@@ -135,14 +138,9 @@ class Recorder:
             self._num_lost += 1
 
     def _read_gpus(self) -> Reading:
-        reading = self.gpus.read()
+        reading = self.gpus()
         self.see(reading)
         return reading
-
-    def _read_ranks(self, reading: Reading) -> Sequence[RankSample]:
-        if self.ranks is None:
-            return [RankSample() for _ in reading.gpus]
-        return self.ranks.read(reading)
 
     def _tried(
         self, message: str, read: Callable[[], _Reading], otherwise: Callable[[str], _Reading]

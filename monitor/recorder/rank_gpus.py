@@ -23,8 +23,7 @@ from rundir.procfs import environment, parent
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from monitor.watchdog.heartbeats import Progress
-    from rundir.heartbeat import Child
+    from rundir.heartbeat import Child, Heartbeat
 
 _LIST_S = 5.0  # how often to list the ranks; where they are is looked up each time
 _READ_S = 0.2
@@ -57,7 +56,8 @@ class RankGpus:
         self._visible = visible
         self._shares_pids = _shares_pids() if shares_pids is None else shares_pids
         self._monotonic = monotonic
-        self._files = heartbeats.HeartbeatFiles(directory)
+        self._heartbeats: dict[int, Heartbeat] = {}
+        """The last of each rank: one that is just being written does not count."""
         self._children: Mapping[int, Child] = {}
         self._memory = Bounded("ranks")  # the kernel may hold up who reads a process's memory
         self._env_of: dict[int, Mapping[str, str]] = {}
@@ -70,23 +70,24 @@ class RankGpus:
         """By GPU."""
         self._seen: dict[int | None, tuple[tuple[int, int | None], ...]] = {}
         """By GPU, the processes that `_owned` is about, since the ranks were listed."""
-        self._listed_s: float | None = None
+        self._listed_s = -_LIST_S
 
     def read(self, reading: Reading) -> list[RankSample]:
         """Poll once: a sample for each GPU; raises nothing."""
         now_s = self._monotonic()
-        if self._listed_s is None or now_s - self._listed_s >= _LIST_S:
+        is_due = now_s - self._listed_s >= _LIST_S
+        before = {} if is_due else self._heartbeats
+        self._heartbeats = found = before | heartbeats.read_heartbeats(self._directory)
+        if is_due:
             self._listed_s = now_s
             self._children = heartbeats.read_children(self._directory)
-            self._files.find()
             self._of_pid = {child.pid: rank for rank, child in self._children.items()}
-            self._of_pid |= {heartbeat.pid: rank for rank, heartbeat in self._files.read().items()}
+            self._of_pid |= {heartbeat.pid: rank for rank, heartbeat in found.items()}
             self._seen = {}
-            self._place(self._files.read(), reading)
-        found = self._files.read()
+            self._place(found, reading)
         return [self._sample(gpu, found) for gpu in reading.gpus]
 
-    def _place(self, found: Mapping[int, Progress], reading: Reading) -> None:
+    def _place(self, found: Mapping[int, Heartbeat], reading: Reading) -> None:
         """Find which GPU each rank should be on, and whether NVML's pids are those of here."""
         self._index_of = {}
         for rank in sorted(found.keys() | self._children.keys()):
@@ -105,7 +106,7 @@ class RankGpus:
             if index == gpu.index and rank in found and found[rank].gpu
         )
 
-    def _sample(self, gpu: GpuSample, found: Mapping[int, Progress]) -> RankSample:
+    def _sample(self, gpu: GpuSample, found: Mapping[int, Heartbeat]) -> RankSample:
         owners = self._owners(gpu) if self._shares_pids else _NOTHING
         ranks = self._mapped(gpu, found) if owners.rank is None else [owners.rank]
         heartbeat = found.get(ranks[0]) if ranks else None
@@ -147,7 +148,7 @@ class RankGpus:
         is_ours = env.get("DDP_BEAT_DIR") == self._directory
         return int(rank) if is_ours and rank.isdecimal() else None
 
-    def _mapped(self, gpu: GpuSample, found: Mapping[int, Progress]) -> list[int]:
+    def _mapped(self, gpu: GpuSample, found: Mapping[int, Heartbeat]) -> list[int]:
         """Return whose GPU it should be."""
         if gpu.index is None:  # a node without GPUs is as far as the last of its ranks
             return sorted(found, key=lambda rank: found[rank].step)
@@ -162,6 +163,6 @@ class RankGpus:
 
 def _shares_pids() -> bool:
     try:
-        return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE  # noqa: PTH115 - start time
+        return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:
         return False

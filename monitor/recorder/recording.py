@@ -8,7 +8,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from monitor import __version__
 from monitor.errors import UserError
@@ -20,10 +20,10 @@ from monitor.stop import ProcessStop, Reason
 from monitor.watchdog.thread import WatchdogThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from monitor.logs.log_events import LogEvent
-    from monitor.logs.sample import GpuSource, HostSource, RankSource
+    from monitor.logs.sample import HostSample, RankSample
     from monitor.watchdog.settings import WatchSettings
     from rundir.events import EventLog
 
@@ -32,6 +32,7 @@ _MAX_KEPT = 1000
 _MAX_PID = 2**31 - 1  # what fits the kernel's pid_t
 _MIB = 2**20
 _GARBAGE = 20_000  # objects; the usual 700 would have it search in the middle of every poll
+_Polled = TypeVar("_Polled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Settings:
     node: str | None = None
     """DDP_NODE, by which the ranks of this node are known."""
     job_id: str | None = None
-    attempt: str | None = None
+    attempt: int | None = None
     launch_id: str | None = None
     """DDP_LAUNCH_ID of the ranks to end when the parent dies."""
     run_dir: str | None = None
@@ -105,14 +106,15 @@ def record(settings: Settings, emit: Callable[[str], None]) -> int:
     signal.signal(signal.SIGHUP, lambda _signum, _frame: sink.reopen())
     stop = ProcessStop(settings.parent_pid)
     watchdog = WatchdogThread(settings.watch, emit)
-    letters, folder = layout.letters, os.path.dirname(settings.out) or "."  # noqa: PTH120
-    gpus = _Later(lambda: _nvml(settings, letters, stop, _faults(settings, recorder.report)))
-    host = _Later(lambda: _host(letters, folder))
+    letters, folder = layout.letters, os.path.dirname(settings.out) or "."
+    recorder: Recorder
+    gpus = _later(lambda: _nvml(settings, letters, stop, _faults(settings, recorder.report)))
+    host = _later(lambda: _host(letters, folder))
     recorder = Recorder(gpus, host, sink, layout, SystemClock(), _facts(settings), emit)
     recorder.see = watchdog.see_gpus
     if settings.heartbeat_dir and set("sq") & set(letters):
         heartbeat_dir, visible = settings.heartbeat_dir, settings.visible
-        recorder.ranks = _Later(lambda: _rank_gpus(heartbeat_dir, visible))
+        recorder.ranks = _later(lambda: _rank_gpus(heartbeat_dir, visible))
     watchdog.start()
     reason = recorder.run(stop, settings.interval_s)
     sink.close()
@@ -124,33 +126,36 @@ def _faults(settings: Settings, record: Callable[[LogEvent], None]) -> Callable[
     """Take what happens to GPUs; the run, if there is one, is told of broken hardware."""
     if settings.run_dir is None:
         return record
-    from monitor.recorder.gpu_faults import GpuFaults  # noqa: PLC0415 - see _Later
+    from monitor.recorder.gpu_faults import GpuFaults  # noqa: PLC0415 - see _later
 
     return GpuFaults(record, lambda: _event_log(settings), settings.node or settings.host)
 
 
 def _nvml(
     settings: Settings, letters: str, stop: ProcessStop, report: Callable[[LogEvent], None]
-) -> GpuSource:
+) -> Callable[[], Reading]:
     try:
-        from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _Later
+        from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _later
         from monitor.nvml.source import Nvml  # noqa: PLC0415
     except (ImportError, AttributeError) as error:  # or what is called pynvml is another package
-        return _NoNvml(str(error))
+        nothing = Reading(facts=(("gpus", f"no readings: {error}"),))
+        return lambda: nothing  # the log says so
     _spare_the_collector()
-    return Nvml(letters, stop, report, named=Named(settings.visible, settings.num_gpus))
+    return Nvml(letters, stop, report, named=Named(settings.visible, settings.num_gpus)).read
 
 
-def _host(letters: str, folder: str) -> HostSource:
-    from monitor.recorder.host import Host  # noqa: PLC0415 - see _Later
+def _host(letters: str, folder: str) -> Callable[[], HostSample]:
+    from monitor.recorder.host import Host  # noqa: PLC0415 - see _later
 
-    return Host(letters, folder)
+    return Host(letters, folder).read
 
 
-def _rank_gpus(heartbeat_dir: str, visible: str | None) -> RankSource:
-    from monitor.recorder.rank_gpus import RankGpus  # noqa: PLC0415 - see _Later
+def _rank_gpus(
+    heartbeat_dir: str, visible: str | None
+) -> Callable[[Reading], Sequence[RankSample]]:
+    from monitor.recorder.rank_gpus import RankGpus  # noqa: PLC0415 - see _later
 
-    return RankGpus(heartbeat_dir, visible)
+    return RankGpus(heartbeat_dir, visible).read
 
 
 def _spare_the_collector() -> None:
@@ -160,24 +165,14 @@ def _spare_the_collector() -> None:
     gc.set_threshold(_GARBAGE)
 
 
-class _NoNvml:
-    """There is no nvidia-ml-py, or none that can be used: the log says so."""
+def _later(build: Callable[[], Callable[..., _Polled]]) -> Callable[..., _Polled]:
+    """Load and build a source at its first poll: the head of the log does not wait."""
+    built = cache(build)
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def poll(*given: object) -> _Polled:
+        return built()(*given)
 
-    def read(self) -> Reading:
-        return Reading(facts=(("gpus", f"no readings: {self._why}"),))
-
-
-class _Later:
-    """A source that is loaded and built at the first poll: the head of the log does not wait."""
-
-    def __init__(self, build: Callable[[], Any]) -> None:
-        self._build = cache(build)
-
-    def read(self, *given: Reading) -> Any:  # noqa: ANN401 - as that source
-        return self._build().read(*given)
+    return poll
 
 
 def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
@@ -187,12 +182,12 @@ def _facts(settings: Settings) -> tuple[tuple[str, str], ...]:
         ("host", settings.host),
         ("monitor", f"{__version__} python {sys.version.split()[0]}"),
         ("interval_s", f"{settings.interval_s:g}"),
-        ("host_memory_mib", str(memory_mib)),
+        ("host_memory_mib", memory_mib),
         ("user", settings.user),
         ("job", settings.job_id),
         ("attempt", settings.attempt),
     )
-    return tuple((key, value) for key, value in known if value)
+    return tuple((key, str(value)) for key, value in known if value)
 
 
 def _leave(
@@ -229,12 +224,7 @@ def _event_log(settings: Settings) -> EventLog:
     from rundir import channel, events  # noqa: PLC0415
 
     deliver = channel.reporter(settings.run_dir or "", settings.host)
-    return events.EventLog(deliver, "monitor", _attempt(settings), settings.host)
-
-
-def _attempt(settings: Settings) -> int:
-    attempt = settings.attempt or ""
-    return int(attempt) if attempt.isdecimal() else 1
+    return events.EventLog(deliver, "monitor", settings.attempt or 1, settings.host)
 
 
 def _remove_heartbeats(watch: WatchSettings | None) -> None:

@@ -67,8 +67,10 @@ class Sink:
         try:
             self._open()
         except OSError as error:
-            if error.errno in _USERS_FAULT:
-                raise _cannot(path, error) from error
+            remedy = _USERS_FAULT.get(error.errno or 0)
+            if remedy is not None:
+                rule = "--out must be a file that can be appended to"
+                raise UserError(rule, f"{path}: {error.strerror}", remedy) from error
             self._report(error)
 
     def append(self, block: str) -> bool:
@@ -110,7 +112,7 @@ class Sink:
         for number in range(self._num_kept, 0, -1):
             older = f"{self._path}.{number - 1}" if number > 1 else self._path
             with suppress(FileNotFoundError):
-                os.replace(older, f"{self._path}.{number}")  # noqa: PTH105 - start time
+                os.replace(older, f"{self._path}.{number}")
         self._limit_bytes = self._max_bytes
         return True
 
@@ -120,7 +122,7 @@ class Sink:
             return False
         self._reopen = False
         try:
-            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))  # noqa: PTH116
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except OSError:
             return True  # or it was replaced on another machine
 
@@ -163,8 +165,3 @@ def _ends_line(fd: int, size: int) -> bool:
         return os.pread(fd, 1, size - 1) == b"\n"
     except OSError:
         return True  # a pipe or a device has no end to check
-
-
-def _cannot(path: str, error: OSError) -> UserError:
-    rule = "--out must be a file that can be appended to"
-    return UserError(rule, f"{path}: {error.strerror}", _USERS_FAULT[error.errno or 0])

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from rich.console import Console
-
     from monitor.logs.aggregates import File
     from monitor.logs.stats import Job
 
@@ -38,72 +36,56 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print the report; 0."""
+    """Print what some logs amount to; 0."""
     if options.co2 is not None and not 0 <= options.co2 < math.inf:
         raise UserError(
             "--co2 must be a number of grams a kWh, 0 or more",
             f"{options.co2:g}",
             "30 to 800 is what power grids have",
         )
-    return report(options.files, as_json=options.json, full=options.full, co2_g_per_kwh=options.co2)
-
-
-def report(
-    paths: Sequence[str],
-    *,
-    as_json: bool = False,
-    full: bool = False,
-    co2_g_per_kwh: float | None = None,
-) -> int:
-    """Print what some logs amount to; 0."""
-    logs = logfiles.find(paths)
+    logs = logfiles.find(options.files)
     if not logs:
         raise UserError(
             "a run directory must have .gutil logs beside it",
-            f"none for {', '.join(paths)}",
+            f"none for {', '.join(options.files)}",
             "copy them there, or name them",
         )
     nodes, files = aggregates.count(logs)
     jobs = stats.join(nodes)
-    if as_json:
-        print(json.dumps(document(jobs, files, co2_g_per_kwh), indent=2))
+    if options.json:
+        print(json.dumps(document(jobs, files, options.co2), indent=2))
     else:
-        _print(jobs, files, co2_g_per_kwh, full=full)
+        _print(jobs, files, options.co2, full=options.full)
     return 0
 
 
 def _print(
     jobs: Sequence[Job], files: Sequence[File], co2_g_per_kwh: float | None, *, full: bool
 ) -> None:
-    from monitor.report.tables import WIDE, tables  # noqa: PLC0415 - `--json` does not need rich
+    from rich.console import Console  # noqa: PLC0415 - `--json` does not need rich
 
-    console = _console()
-    for part in tables(jobs, co2_g_per_kwh, wide=console.width >= WIDE, full=full):
-        console.print(part)
-    if any(job.gpus for job in jobs):
-        rules = f"busy: {RULES['busy']}; energy: {RULES['energy']}; {RULES['gaps']}"
-        console.print()
-        console.print(rules, style="dim", markup=False)
+    from monitor.report.tables import WIDE, tables  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
+    with console.capture() as shown:  # where nobody reads it rich would exit with code 1
+        for part in tables(jobs, co2_g_per_kwh, wide=console.width >= WIDE, full=full):
+            console.print(part)
+        if any(job.gpus for job in jobs):
+            rules = f"busy: {RULES['busy']}; energy: {RULES['energy']}; {RULES['gaps']}"
+            console.print()
+            console.print(rules, style="dim", markup=False)
+        for note in _notes(files, full=full):
+            console.print(note, style="yellow", markup=False, soft_wrap=True)
+    print(shown.get(), end="")
+
+
+def _notes(files: Sequence[File], *, full: bool) -> list[str]:
     notes = [note for note in map(_note, files) if note]
-    if len(notes) > _MAX_NOTES and not full:
-        hidden = len(notes) - _MAX_NOTES
-        notes = [
-            *notes[:_MAX_NOTES],
-            f"and {counted(hidden, 'more file')} like these: --full names all",
-        ]
-    for note in notes:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
-
-
-def _console() -> Console:
-    from rich.console import Console  # noqa: PLC0415 - `--json` does not need it
-
-    class _Console(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - the command line ends quietly; rich would exit with code 1
-
-    console = _Console(highlight=False)
-    return console if console.is_terminal else _Console(width=_WIDTH, highlight=False)
+    hidden = 0 if full else len(notes[_MAX_NOTES:])
+    more = f"and {counted(hidden, 'more file')} like these: --full names all"
+    return [*notes[:_MAX_NOTES], more] if hidden else notes
 
 
 def _note(file: File) -> str | None:

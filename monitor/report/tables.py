@@ -11,7 +11,7 @@ from rich.text import Text
 
 from monitor.logs import columns, stats
 from monitor.logs.sample import total
-from monitor.report import folding, words
+from monitor.report import words
 from monitor.words import MIB_PER_GIB, NONE, brief, host_list, minutes, natural
 from rundir.text import counted
 
@@ -35,6 +35,11 @@ _MAX_JOBS = 3
 _MAX_LINES = 10
 _MAX_OUTLIERS = 6
 _MAX_NAMES = 24
+_TOLERANCES = (2, 5, 10, 20, 50, 101)
+"""How far apart the busy shares of nodes in one line may lie, in percentage points."""
+
+_OUTLIER_PCT = 10
+"""A GPU this much less busy than the middle one stands out, in percentage points."""
 
 
 _UNITS = {"MB": (MIB_PER_GIB, 1)}
@@ -123,9 +128,9 @@ def _folded(job: Job, *, wide: bool) -> Iterator[RenderableType]:
     if len(gpus) <= _MAX_GPUS:
         yield _gpus(gpus, wide=wide)
         return
-    yield _nodes(folding.fold(stats.worst_first(job.nodes), _MAX_LINES), wide=wide)
+    yield _nodes(_folds(stats.worst_first(job.nodes)), wide=wide)
     yield ""
-    worst = folding.outliers(gpus)
+    worst = _outliers(gpus)
     if worst:
         table = _gpus(worst[:_MAX_OUTLIERS], wide=wide)
         hidden = len(worst) - _MAX_OUTLIERS
@@ -134,6 +139,42 @@ def _folded(job: Job, *, wide: bool) -> Iterator[RenderableType]:
         if hidden > 0:
             more = f"and {counted(hidden, 'more GPU')} beside these: --full shows all"
             yield Text(more, style="dim")
+
+
+def _folds(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Put nodes, sorted worst first, into groups that are alike: as narrow as fits _MAX_LINES."""
+    groups: list[list[Node]] = []
+    for tolerance in _TOLERANCES:
+        groups = _bands(nodes, tolerance)
+        if len(groups) <= _MAX_LINES:
+            return groups
+    first, rest = groups[: _MAX_LINES - 1], groups[_MAX_LINES - 1 :]
+    return [*first, [node for group in rest for node in group]]
+
+
+def _bands(nodes: Sequence[Node], tolerance: float) -> list[list[Node]]:
+    bands: dict[tuple[int, bool, bool], list[list[Node]]] = {}
+    groups: list[list[Node]] = []
+    for node in nodes:
+        busy = node.use.busy_pct
+        mine = bands.setdefault((len(node.gpus), node.use.num_silent > 0, busy is None), [])
+        if mine and (busy or 0) - (mine[-1][0].use.busy_pct or 0) <= tolerance:
+            mine[-1].append(node)
+        else:
+            mine.append([node])
+            groups.append(mine[-1])
+    return groups
+
+
+def _outliers(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Choose, of GPUs sorted worst first, those that are silent or far less busy than most."""
+    busy = sorted(g.use.busy_pct for g in gpus if g.use.busy_pct is not None)
+    limit = busy[len(busy) // 2] - _OUTLIER_PCT if busy else 0
+    return [
+        gpu
+        for gpu in gpus
+        if gpu.use.num_silent or (gpu.use.busy_pct is not None and gpu.use.busy_pct < limit)
+    ]
 
 
 def _everything(job: Job) -> Iterator[RenderableType]:

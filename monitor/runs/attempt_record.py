@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monitor.runs import goodput
-from monitor.runs.history import Attempt, finite, integer, mappings, picked
+from monitor.runs.history import finite, integer, mappings, picked
 from rundir import codes
 from rundir.failure import classify, patterns
 from rundir.failure.attempt import signals
@@ -14,6 +14,7 @@ from rundir.secrets import is_secret
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from monitor.runs.history import Attempt
     from rundir.events import Event
     from rundir.failure import Failure
 
@@ -67,14 +68,6 @@ def _outcome(code: int | None, found: Failure) -> str:
     if code is None:
         return "finished" if found.finding == patterns.DONE else "killed"
     return _OUTCOMES.get(code, "failed")
-
-
-def nothing() -> Record:
-    """Describe an attempt of which no event is known."""
-    return describe(Attempt(1, ({},), ()), (), lambda _attempt, _rank: "") | {
-        "start_time": None,
-        "end_time": None,
-    }
 
 
 def _failure(found: Failure) -> Record | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
@@ -54,6 +55,12 @@ def load(run_dir: str) -> Run:
             "events.jsonl must be UTF-8 text", f"{found} in {run_dir}", "name another run"
         )
     events, num_bad = event_log.read(data)
+    if not events:  # as after a full disk
+        raise UserError(
+            "a run directory must hold a run's events",
+            f"none in events.jsonl of {run_dir}",
+            "name the directory of a run that was started",
+        )
     numbers = {integer(event.get("attempt")) or 1 for event in events}
     metrics, num_bad_metrics = last_metrics(RunDir(run_dir).metrics, sorted(numbers))
     return Run(run_dir, events, metrics, num_bad + num_bad_metrics, RankLogs(run_dir, events))
@@ -78,7 +85,8 @@ class RankLogs:
     def __init__(self, run_dir: str, events: Sequence[Event]) -> None:
         self._files = RunDir(run_dir)
         self._begins: dict[int, dict[int, int | None]] = {}
-        self._known: dict[tuple[int, int], str] = {}
+        self.end = cache(self._read)
+        """Gives the last 16 KiB of (attempt, rank); empty where there is nothing to read."""
         for event in events:
             rank = integer(event.get("rank"))
             if event.get("event") == "rank_up" and rank is not None:
@@ -88,13 +96,6 @@ class RankLogs:
     def path(self, rank: int) -> str:
         """Where a rank's log lies."""
         return self._files.rank_log(rank)
-
-    def end(self, attempt: int, rank: int) -> str:
-        """Give the last 16 KiB of it; empty where there is nothing to read."""
-        key = (attempt, rank)
-        if key not in self._known:
-            self._known[key] = self._read(attempt, rank)
-        return self._known[key]
 
     def _read(self, attempt: int, rank: int) -> str:
         begins = self._begins.get(rank, {})
@@ -134,7 +135,8 @@ def _last_metrics(file: BinaryIO, attempts: Sequence[int]) -> tuple[list[Event],
     num_bad = begin = 0
     for attempt in [*sorted(attempts)[:-1], None]:
         end = size if attempt is None else _end_of(file, attempt, size)
-        lines, num = event_log.read(_whole_lines(file, max(begin, end - _TAIL_BYTES), end))
+        _seek_line(file, max(begin, end - _TAIL_BYTES))
+        lines, num = event_log.read(file.read(max(0, end - file.tell())))
         found += lines
         num_bad += num
         begin = max(begin, end)
@@ -157,9 +159,7 @@ def _attempt_at(file: BinaryIO, offset: int) -> tuple[int, int]:
 
     Lines without an attempt, or torn ones, count to the one after them; after the last is no more.
     """
-    file.seek(max(0, offset - 1))
-    if offset:
-        file.readline()
+    _seek_line(file, offset)
     while True:
         start = file.tell()
         line = file.readline()
@@ -171,9 +171,8 @@ def _attempt_at(file: BinaryIO, offset: int) -> tuple[int, int]:
                 return start, number
 
 
-def _whole_lines(file: BinaryIO, begin: int, end: int) -> bytes:
-    """Read from the first line that begins at `begin` or later."""
-    file.seek(max(0, begin - 1))
-    if begin:
+def _seek_line(file: BinaryIO, offset: int) -> None:
+    """Go to the first line that begins at `offset` or later."""
+    file.seek(max(0, offset - 1))
+    if offset:
         file.readline()
-    return file.read(max(0, end - file.tell()))

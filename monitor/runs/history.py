@@ -123,15 +123,11 @@ def attempts(events: Sequence[Event], metrics: Sequence[Event]) -> list[Attempt]
     """Separate the attempts, in the order of their numbers."""
     mine: dict[int, list[Event]] = {}
     for event in events:
-        mine.setdefault(_number(event), []).append(event)
+        mine.setdefault(integer(event.get("attempt")) or 1, []).append(event)
     return [
         Attempt(number, tuple(mine[number]), tuple(_metrics_of(number, mine[number], metrics)))
         for number in sorted(mine)
     ]
-
-
-def _number(event: Event) -> int:
-    return integer(event.get("attempt")) or 1
 
 
 def _metrics_of(number: int, events: Sequence[Event], metrics: Sequence[Event]) -> list[Event]:

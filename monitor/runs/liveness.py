@@ -88,18 +88,19 @@ def last_written_s(run_dir: str, attempt: dict[str, Any]) -> float | None:
     monitors' logs lie beside the run directory; they grow as long as the ranks live.
     """
     names = (paths.EVENTS, paths.METRICS)
-    found = [_last_s(os.path.join(run_dir, name), _line_s) for name in names]  # noqa: PTH118
+    found = [_last_s(os.path.join(run_dir, name), _line_s) for name in names]
     nodes = attempt["nodes"] if isinstance(attempt["nodes"], list) else []
     for node in nodes:
         if max(filter(None, found), default=0.0) > time.time() - _FRESH_S:
             break  # one fresh word is enough, and a log's end takes time to read
-        found.append(_last_s(node_log.path_of(run_dir, attempt["job_id"], node), _sample_s))
+        log = paths.gutil_path(os.path.dirname(run_dir), attempt["job_id"], node)
+        found.append(_last_s(log, _sample_s))
     return max(filter(None, found), default=None)
 
 
 def _last_s(path: str, last_s: Callable[[str], float | None]) -> float | None:
     with suppress(OSError):
-        written_s = os.stat(path).st_mtime  # noqa: PTH116 - start time
+        written_s = os.stat(path).st_mtime
         inside_s = last_s(path)
         return written_s if inside_s is None else min(written_s, inside_s)
     return None

@@ -13,6 +13,7 @@ from monitor.logs.columns import COLUMNS
 from monitor.logs.follow import GrowingLog
 from monitor.runs.history import integer, time_of_day
 from rundir import xids
+from rundir.paths import gutil_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,14 +36,10 @@ class NodeLog:
     faults: tuple[str, ...]
 
 
-def path_of(run_dir: str, job_id: object, node: object) -> str:
-    """Where the log of a node lies: beside the run directory."""
-    return os.path.join(os.path.dirname(run_dir), f"slurm-{job_id}.{node}.gutil")  # noqa: PTH118, PTH120 - start time
-
-
 def of_node(run_dir: str, attempt: Mapping[str, Any], node: object) -> NodeLog:
-    """Read the end of a node's log of an attempt, as `read` does."""
-    return read(path_of(run_dir, attempt["job_id"], node), attempt["attempt"])
+    """Read the end of a node's log of an attempt, beside the run directory, as `read` does."""
+    path = gutil_path(os.path.dirname(run_dir), attempt["job_id"], f"{node}")
+    return read(path, attempt["attempt"])
 
 
 def read(path: str, attempt: object = None) -> NodeLog:

@@ -40,7 +40,7 @@ def compose(
     """Compose the record; it is complete as far as the events go, wherever they break off.
 
     Args:
-        events: what `events.jsonl` holds, oldest first.
+        events: what `events.jsonl` holds, oldest first; one at least.
         metrics: the last lines of each attempt's `metrics.jsonl`, oldest first.
         num_unreadable: how many lines of either were left out.
         log_end: the end of the log of (attempt, rank).
@@ -54,7 +54,7 @@ def compose(
         one["ledger"] = its_ledger.as_record()
         for slow in one["slow_ranks"]:
             slow["seen"] = watcher(one, slow, span.begin_s, span.end_s)
-    newest = made[-1] if made else attempt_record.nothing()
+    newest = made[-1]
     start = last(events, "start")
     return {
         "job_id": start.get("job_id"),
@@ -96,17 +96,6 @@ def of(run: Run) -> Record:
     )
 
 
-def started(made: Record, run_dir: str) -> Record:
-    """Give a record that has an attempt; UserError where no event is left, as on a full disk."""
-    if not made["attempts"]:
-        raise UserError(
-            "a run directory must hold a run's events",
-            f"none in events.jsonl of {run_dir}",
-            "name the directory of a run that was started",
-        )
-    return made
-
-
 def _watcher(run_dir: str) -> Watcher:
     def poll(attempt: Record, slow: Record, begin_s: float, end_s: float) -> Record:
         from monitor.runs import node_log  # noqa: PLC0415 - only where a rank was slow
@@ -128,13 +117,13 @@ def compose_file(run_dir: str) -> tuple[str, Record]:
         UserError: there are no events to compose from, or the record could not be written.
 
     """
-    run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
+    run_dir = os.path.abspath(run_dir)  # the monitor's logs lie beside it
     target = RunDir(run_dir).record
     seen, made = -1, Record()
     for _ in range(_MAX_READS):
         if seen == (seen := _size(run_dir)):
             break
-        made = started(read(run_dir), run_dir)
+        made = read(run_dir)
         _replace(target, made)
     return target, made
 
@@ -148,7 +137,7 @@ def _size(run_dir: str) -> int:
 
 def _replace(target: str, record: Record) -> None:
     try:
-        with replacing(target) as path, open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+        with replacing(target) as path, open(path, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=2, ensure_ascii=False)
             file.write("\n")
             file.flush()
@@ -156,6 +145,6 @@ def _replace(target: str, record: Record) -> None:
     except OSError as error:
         raise UserError(
             "run.json must be writable",
-            f"{error.strerror} in {os.path.dirname(target)}",  # noqa: PTH120 - start time
+            f"{error.strerror} in {os.path.dirname(target)}",
             "make room or name a directory that you may write to",
         ) from error

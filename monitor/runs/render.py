@@ -365,11 +365,6 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _some(names: list[Any]) -> str:
-    shown = [str(name) for name in names[:3]]
-    return ", ".join([*shown, f"and {len(names) - 3} more"] if len(names) > len(shown) else shown)
-
-
 def _reading(name: str, value: float | None, unit: str) -> str:
     return "" if value is None else f"{name} {value:g} {unit}".strip()
 

@@ -36,7 +36,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print what is known of a run's end; 0."""
-    run_dir = os.path.abspath(options.run_dir)  # noqa: PTH100 - the monitor's logs lie beside it
+    run_dir = os.path.abspath(options.run_dir)  # the monitor's logs lie beside it
     found = gather(run_dir)
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
@@ -54,7 +54,7 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
 
     """
     run = evidence.load(run_dir)
-    made = record.started(record.of(run), run.path)
+    made = record.of(run)
     now_s = time.time() if now_s is None else now_s
     attempt = made["attempts"][-1]
     written_s = liveness.last_written_s(run_dir, attempt)
@@ -72,14 +72,14 @@ def gather(run_dir: str, now_s: float | None = None) -> dict[str, Any]:
     log_path, log_end = run.logs.path(rank), run.logs.end(attempt["attempt"], rank)
     return {
         "run_dir": run_dir,
-        "run": made["run"] or os.path.basename(run_dir),  # noqa: PTH119 - start time
+        "run": made["run"] or os.path.basename(run_dir),
         "state": state,
         "quiet_s": None if quiet_s is None else round(quiet_s, 1),
         "ended_s": None if end_s is None else round(max(0.0, now_s - end_s), 1),
         "attempt": attempt,
         "attempts": [_brief(one) for one in made["attempts"]],
         "said": _relevant(log_end),
-        "log": log_path if os.path.exists(log_path) else None,  # noqa: PTH110 - start time
+        "log": log_path if os.path.exists(log_path) else None,
         "stack": _stack(run.events, attempt),
         "node": _node(log, attempt, where),
         "faults": _faults(log, log_end),

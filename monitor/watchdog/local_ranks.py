@@ -53,7 +53,7 @@ class LocalRanks:
         path = RunDir(self._settings.run_dir).rank_log(rank)
 
         def state() -> Hashable:
-            status = os.stat(path)  # noqa: PTH116 - pathlib costs start time
+            status = os.stat(path)
             return (status.st_size, status.st_mtime_ns)
 
         return self._files.question(state, FILE_S)

@@ -121,6 +121,6 @@ def _carries(pid: int, wanted: set[bytes], node: str | None) -> bool:
 def _variables(pid: int) -> set[bytes]:
     """Read what a process of this user was started with; nothing of anybody else's."""
     with suppress(OSError):  # it has ended
-        if os.stat(f"/proc/{pid}").st_uid == os.geteuid():  # noqa: PTH116 - pathlib costs start time
+        if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
             return {*procfs.variables(pid)}
     return set()

@@ -143,7 +143,7 @@ class StackTaker:
     def traces(self) -> list[str]:
         """Name the flight recorder's dumps that lie in the directory, of this run's attempts."""
         try:
-            names = sorted(os.listdir(self.directory))  # noqa: PTH208
+            names = sorted(os.listdir(self.directory))
         except OSError:
             return []
         return [f"{self.directory}/{name}" for name in names if name.startswith("nccl-trace-rank-")]
@@ -219,7 +219,7 @@ def _collect(asked: Mapping[int, tuple[str, int]]) -> dict[int, Stack]:
 
 def _write(path: str, text: str) -> bool:
     try:
-        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+        with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError:
         return False

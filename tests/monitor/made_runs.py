@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from monitor.logs.log_events import LogEvent
-from monitor.logs.series import GpuSeries, PlacedEvent, Run
+from monitor.logs.log_events import LogEvent, Place
+from monitor.logs.series import GpuSeries, Run
 
 BEGIN_S = 1_790_000_000.0
 STEP_S = 15.0
@@ -46,9 +46,9 @@ def run(*gpus: GpuSeries, **more: Any) -> Run:
     return Run(name="made", gpus=gpus, **more)
 
 
-def mark(kind: str, index: int = 0, *, after_s: float = 60, **details: str) -> PlacedEvent:
+def mark(kind: str, index: int = 0, *, after_s: float = 60, **details: str) -> LogEvent:
     """What happened on the first node."""
-    return PlacedEvent("n1", "7", LogEvent(BEGIN_S + after_s, kind, index, details))
+    return LogEvent(BEGIN_S + after_s, kind, index, details, Place("7", "n1"))
 
 
 def at(places: Any, value: float, otherwise: float) -> np.ndarray:

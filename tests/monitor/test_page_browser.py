@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from monitor import cli
 from monitor.page import data, html
 from tests.monitor import made_runs
 
@@ -86,7 +87,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for line in lines
         ]
         (run_dir / name).write_text("".join(json.dumps(line) + "\n" for line in reported))
-    html.write_page([str(run_dir)], str(out / "page.html"), f"synthetic {HOSTILE}")
+    options = ("--out", str(out / "page.html"), "--title", f"synthetic {HOSTILE}")
+    assert cli.main(["html", str(run_dir), *options]) == 0
     return out / "page.html"
 
 

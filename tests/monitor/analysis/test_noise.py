@@ -9,7 +9,7 @@ import pytest
 
 from monitor.analysis.engine import evaluate
 from monitor.analysis.rules import LogState, Window
-from monitor.live.track import CAPACITY
+from monitor.live.log import CAPACITY
 from monitor.logs.series import GpuSeries, Run
 from tests.monitor.made_runs import BEGIN_S, gpu, run
 

@@ -11,8 +11,8 @@ import pytest
 
 from monitor import cli
 from monitor.export import export as command
-from monitor.export.metrics import METRICS
 from monitor.logs.throttling import NAMES
+from tests.monitor.collected import every_metric
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RULES = (EXAMPLES / "prometheus" / "ddp-alerts.yml").read_text()
@@ -52,7 +52,7 @@ def test_every_metric_label_and_function_exists(expression: str) -> None:
     words = set(re.findall(r"(?<![\w$])[a-z_]\w+", bare)) - {"ms", "m", "h"}
     metrics = {word for word in words if word.startswith("ddp_")}
     assert metrics
-    assert metrics <= {metric.name for metric in METRICS}
+    assert metrics <= {metric.name for metric in every_metric()}
     assert words - metrics <= FUNCTIONS | LABELS
     assert bare.count("(") == bare.count(")")
     assert bare.count("{") == bare.count("}")

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from monitor.errors import UserError
 from monitor.export import gpus
-from monitor.export import metrics as export_metrics
 from monitor.logs import columns, gutil, reader
 from monitor.logs.decode import decode
 from monitor.logs.log_events import Place
 from monitor.logs.newest import Newest
 from monitor.logs.parser import Parser
 from monitor.logs.sample import GpuSample, HostSample, Row
-from tests.monitor.collected import NOW, NOW_S, collect
+from tests.monitor.collected import NOW, NOW_S, collect, every_metric
 
 Log = Callable[..., Path]
 FACTS = (
@@ -210,7 +209,7 @@ def test_every_column_of_the_recorder_is_reported(log: Log) -> None:
     elsewhere = {"throt", "rank", "mono"}  # reasons; a label; a clock of no meaning elsewhere
     assert {column.name for column in columns.COLUMNS} - reported - elsewhere == set()
     assert log().exists()
-    names = [metric.name for metric in export_metrics.METRICS]
+    names = [metric.name for metric in every_metric()]
     assert len(set(names)) == len(names)
 
 
@@ -326,7 +325,7 @@ def test_a_directory_that_cannot_be_looked_into_is_the_users_to_mend(
     def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(UserError, match="Permission denied"):
         collect(tmp_path)
 

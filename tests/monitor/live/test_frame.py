@@ -42,8 +42,7 @@ def row(host: str = "n1", gpu: int | None = 0, **further: Any) -> Row:
 
 def snapshot(*rows: Row, **further: Any) -> Snapshot:
     """Give a snapshot of these rows."""
-    usual: dict[str, Any] = {"progress": None, "num_unreadable": 0, "problems": ()}
-    return Snapshot(name="slurm-7", clock="12:34:56", rows=rows, **(usual | further))
+    return Snapshot(name="slurm-7", clock="12:34:56", rows=rows, **({"progress": None} | further))
 
 
 def progress(**further: Any) -> Progress:

@@ -10,9 +10,8 @@ import pytest
 from monitor.analysis.engine import evaluate
 from monitor.live import log as live_log
 from monitor.live.fleet import window
-from monitor.live.log import LiveLog
+from monitor.live.log import CAPACITY, LiveLog, Track
 from monitor.live.snapshot import Row, Rows, interval_s, total
-from monitor.live.track import CAPACITY, Track
 from monitor.logs import reader
 from tests.monitor.live_logs import NONE, LogWriter, gpu, log_of
 

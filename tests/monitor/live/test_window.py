@@ -15,7 +15,7 @@ from monitor.live.fleet import Fleet, window
 from monitor.live.log import LiveLog
 from monitor.live.target import Target
 from monitor.logs import series
-from monitor.logs.log_events import LogEvent
+from monitor.logs.log_events import LogEvent, Place
 from tests.monitor.live_logs import NONE, LogWriter, gpu, log_of
 
 STUCK = {"sm_pct": 100, "mem_pct": 0, "dram_active_pct": 0, "power_w": 150}
@@ -140,13 +140,14 @@ def test_logs_that_do_not_grow_are_one_alert(tmp_path: Path) -> None:
 def test_what_a_log_says_happened_is_an_alert() -> None:
     """With the number of an XID and its cause; what is no error is not shown as one."""
     log = LiveLog("slurm-7.n1.gutil")
-    xid = LogEvent(1.0, "xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"})
-    log.events += [
-        xid,
-        LogEvent(1.0, "xid", 0, {"xid": "45"}),
-        LogEvent(1.0, "ecc", 0, {"bits": "single"}),
-    ]
-    log.events += [LogEvent(1.0, "slow", 3, {"call": "power"}), LogEvent(1.0, "back", 3)]
+    for kind, index, details in (
+        ("xid", 3, {"xid": "79", "text": "GPU_has_fallen_off_the_bus"}),
+        ("xid", 0, {"xid": "45"}),
+        ("ecc", 0, {"bits": "single"}),
+        ("slow", 3, {"call": "power"}),
+        ("back", 3, {}),
+    ):
+        log.events.append(LogEvent(1.0, kind, index, details, Place("7", "n1")))
     now = window([log])
     assert [(one.severity, one.where, one.evidence) for one in summaries(now, evaluate(now))] == [
         ("error", "n1 GPU 3", "XID 79: the GPU has fallen off the bus (the hardware's fault)"),

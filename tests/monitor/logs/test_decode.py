@@ -11,7 +11,7 @@ from monitor.logs import dmon, gutil, reader
 from monitor.logs.decode import decode
 from monitor.logs.log_events import Place
 from monitor.logs.parser import Parser
-from tests.monitor.read_rows import decoded
+from tests.monitor.read_rows import decoded, one_by_one
 
 Draw = Callable[[random.Random, int, int], list[str]]
 
@@ -86,8 +86,8 @@ def test_columns_are_read_as_row_by_row(draw: Draw, tmp_path: Path) -> None:
     for number in range(60):
         text = log_of(rng, [draw] if number % 2 else [draw, same, alike, growing, mixed])
         path.write_text(text)
-        log, slow = reader.read(str(path)), list(dmon.parse(text))
-        wanted = [row for _, row in filter(None, slow)]
+        log, slow = reader.read(str(path)), one_by_one(text)
+        wanted = [row for row in slow if row is not None]
         assert log.num_unreadable == slow.count(None)
         assert [gpu for _, gpu, _ in decoded(log)] == [
             -1 if row["gpu"] == "-" else int(row["gpu"]) for row in wanted

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from monitor.errors import UserError
 from monitor.logs import columns, dmon, gutil
 from monitor.logs.sample import GpuSample, HostSample, RankSample, Row
+from tests.monitor.read_rows import one_by_one as read
 
 ALL = columns.letters()
 FURTHER_LETTERS = ALL.removeprefix("pumt")
@@ -32,11 +33,6 @@ def row(second: int, index: int, **readings: int | None) -> Row:
     }
     gpu = GpuSample(index=index, **{**known, **readings})
     return Row(datetime(2026, 11, 21, 3, 26, second), gpu, HostSample())  # noqa: DTZ001
-
-
-def read(text: str) -> list[dict[str, str] | None]:
-    """The cells of each row of a log."""
-    return [found and found[1] for found in dmon.parse(text)]
 
 
 def test_pumt_is_what_the_550_series_writes_byte_for_byte(data: Path) -> None:
@@ -126,7 +122,7 @@ def test_a_reading_too_wide_for_its_cell_costs_only_itself() -> None:
 def test_no_text_at_all_makes_the_reader_fail(before: str, after: str) -> None:
     """Garbage before and after the rows is skipped, never raised."""
     layout = gutil.Layout("pumt")
-    list(dmon.parse(before + "\n" + layout.header() + layout.line(row(1, 0)) + after + "\n"))
+    read(before + "\n" + layout.header() + layout.line(row(1, 0)) + after + "\n")
 
 
 @given(st.integers(0, 127))

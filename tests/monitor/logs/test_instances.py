@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from monitor import cli
 from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.logs import dmon, reader
-from monitor.report import report
+from monitor.logs import reader
+from tests.monitor.read_rows import one_by_one
 
 NAMES = [("gi", "Idx"), ("ci", "Idx"), ("sm", "%"), ("smutil", "GPM:%")]
 GPU = ["-", "-", "98", "50"]
@@ -50,7 +51,7 @@ def test_a_part_of_a_gpu_never_passes_for_the_whole(
     log = reader.read(str(path))
     assert log.values["smutil"].tolist() == [50, 50]
     assert (log.num_unreadable, log.hints) == (2, (reader.INSTANCE,))
-    assert sum(found is None for found in dmon.parse(text)) == 2
+    assert sum(found is None for found in one_by_one(text)) == 2
     live = LiveLog(str(path))
     live_log.poll([live])
     assert [track.column("smutil").tolist() for track in live.tracks] == [[50, 50]]
@@ -80,6 +81,6 @@ def test_the_report_says_whose_rows_they_are(
     """In plain words, below the tables."""
     path = tmp_path / "log.gutil"
     path.write_text(head(NAMES) + row(GPU) + row(PART))
-    report.report([str(path)])
+    cli.main(["report", str(path)])
     output = " ".join(capsys.readouterr().out.split())
     assert f"1 row could not be read ({reader.INSTANCE})" in output

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from monitor import cli
 from monitor.live import log as live_log
 from monitor.live.log import LiveLog
-from monitor.logs import dmon, parser, reader
+from monitor.logs import parser, reader
 from monitor.logs.newest import Newest
-from monitor.report import report
 from monitor.runs import node_log
 from tests.monitor.dmon_letters import LETTERS
+from tests.monitor.read_rows import one_by_one
 
 Cells = list[str]
 HINT = (parser.NARROW,)
@@ -210,14 +211,14 @@ def test_one_narrow_row_is_no_proof(
         assert len(reported) == num_rows
         assert set(map(tuple, reported)) <= {tuple(numbers(cells[k])) for k in kinds if k in cells}
         assert (log.num_unreadable, log.hints) == (len(kinds.replace("#", "")) - num_rows, hints)
-    assert sum(row is not None for row in dmon.parse(text)) == num_rows
+    assert sum(row is not None for row in one_by_one(text)) == num_rows
 
 
 def test_the_report_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In plain words, below the tables."""
     path = tmp_path / "log.gutil"
     path.write_text(Program().text([PUMT] * 45))
-    report.report([str(path)])
+    cli.main(["report", str(path)])
     output = " ".join(capsys.readouterr().out.split())
     assert f"1 row could not be read ({parser.NARROW})" in output
 
@@ -337,8 +338,8 @@ def test_no_value_lands_in_another_column(
     assert read.num_rows + read.num_unreadable == sum(
         1 for line in lines if line.strip() and not line.startswith("#")
     )
-    slow = [row for row in dmon.parse("".join(lines)) if row is not None]
-    assert [numbers(list(cells.values())[-len(program.columns) :]) for _, cells in slow] == reported
+    slow = [row for row in one_by_one("".join(lines)) if row is not None]
+    assert [numbers(list(cells.values())[-len(program.columns) :]) for cells in slow] == reported
 
 
 def damaged(line: str) -> st.SearchStrategy[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from monitor.logs import dmon, reader
 from monitor.logs.decode import NO_TIME
 from tests.monitor.dmon_letters import LETTERS
-from tests.monitor.read_rows import Values, decoded
+from tests.monitor.read_rows import Values, decoded, one_by_one
 
 pytestmark = pytest.mark.slow
 
@@ -260,9 +260,9 @@ def test_both_ways_of_reading_agree(tmp_path: Path, garbage: list[str], data: An
     path = tmp_path / "log.gutil"
     path.write_bytes(text.encode())
     log = reader.read(str(path))
-    slow = list(dmon.parse(text))
+    slow = one_by_one(text)
     assert log.num_unreadable == slow.count(None)
-    cells = [found[1] for found in slow if found]
+    cells = [found for found in slow if found]
     assert log.num_rows == len(cells)
     for (_, _, found), row in zip(decoded(log), cells, strict=True):
         for name in ("pwr", "fb", "txpci"):
@@ -279,7 +279,7 @@ def test_other_blanks_are_no_cells(path: Path, blank: str, tmp_path: Path) -> No
     for lines in ([other[0], *rows], other):
         log.write_text("".join(lines))
         read = reader.read(str(log))
-        assert (read.num_rows, read.num_unreadable) == (0, len(list(dmon.parse("".join(lines)))))
+        assert (read.num_rows, read.num_unreadable) == (0, len(one_by_one("".join(lines))))
         assert read.num_unreadable > 0
 
 
@@ -290,7 +290,7 @@ def test_a_killed_dmon_costs_no_row_of_the_next(path: Path, tmp_path: Path) -> N
     log, once = tmp_path / "log.gutil", reader.read(str(path)).num_rows
     for num_bytes in (1, 30, 60):
         log.write_text(text + text[:-num_bytes] + text)
-        read, slow = reader.read(str(log)), list(dmon.parse(log.read_text()))
+        read, slow = reader.read(str(log)), one_by_one(log.read_text())
         assert (read.num_rows, read.num_unreadable) == (3 * once - (num_bytes > 1), num_bytes > 1)
         assert (len(slow), slow.count(None)) == (3 * once, read.num_unreadable)
 

@@ -96,8 +96,8 @@ def test_an_event_is_of_the_job_and_node_whose_lines_stand_above_it(tmp_path: Pa
     other = HEAD + gutil.comment("job", "8") + gutil.comment("host", "n2")
     rows = [row(f"12:00:0{n}", 0, n, 9) for n in range(2)]
     path = log(tmp_path / "both.gutil", first, rows[0], other, rows[1], head="")
-    (placed,) = series.load([str(path)]).log_events
-    assert (placed.job, placed.host) == ("7", "n1")
+    (found,) = series.load([str(path)]).log_events
+    assert found.place == ("7", "n1")
     now = newest.Newest(str(path)).poll()
     assert now is not None
     assert (now.job, now.events) == ("8", ())
@@ -167,7 +167,5 @@ def test_what_happened_has_its_place_and_order(tmp_path: Path) -> None:
     one = log(tmp_path / "slurm-7.n2.gutil", row("12:00:01", 0, 1, 1), event("12:00:02.500", 0))
     two = log(tmp_path / "slurm-7.n1.gutil", row("12:00:01", 0, 1, 1), event("12:00:01.500", 3))
     run = series.load([str(one), str(two)])
-    reported = [
-        (placed.host, placed.job, placed.event.kind, placed.event.gpu) for placed in run.log_events
-    ]
-    assert reported == [("n1", "7", "xid", 3), ("n2", "7", "xid", 0)]
+    reported = [(event.place, event.kind, event.gpu) for event in run.log_events]
+    assert reported == [(("7", "n1"), "xid", 3), (("7", "n2"), "xid", 0)]

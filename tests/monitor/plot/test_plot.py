@@ -19,16 +19,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from monitor import cli
 from monitor.analysis import axis as plot_axis
+from monitor.analysis.axis import ticks
 from monitor.analysis.events import events_of
 from monitor.errors import UserError
 from monitor.logs import series
-from monitor.logs.log_events import LogEvent
-from monitor.logs.series import GpuSeries, PlacedEvent, Run
+from monitor.logs.log_events import LogEvent, Place
+from monitor.logs.series import GpuSeries, Run
 from monitor.plot import curves, metrics
 from monitor.plot import figure as plot_figure
 from monitor.plot import grid as plot_grid
 from monitor.plot.picture import picture
-from monitor.plot.ticks import ticks
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def axis(bin_s: float, num_bins: int) -> plot_axis.Axis:
 
 def test_bins_hold_means_or_the_highest_and_a_gap_is_a_gap() -> None:
     """Two samples a bin; what has no reading and what has no sample are NaN, never 0."""
-    times = np.array([1, 2, 3, 4, 30, 31]) + BEGIN_S
+    times = gpu(times=(1, 2, 3, 4, 30, 31))
     values = np.array([10, 20, np.nan, 40, np.nan, np.nan], np.float32)
     mean = plot_axis.binned(axis(2, 16), times, values, worst=False)
     worst = plot_axis.binned(axis(2, 16), times, values, worst=True)
@@ -85,7 +85,7 @@ def test_bins_hold_means_or_the_highest_and_a_gap_is_a_gap() -> None:
 
 def test_a_bin_between_two_samples_is_no_gap() -> None:
     """Samples that come a little late leave no hole: each speaks for the time before it."""
-    times = BEGIN_S + np.array([1.0, 2.0, 3.1, 4.2, 5.2, 6.0])
+    times = gpu(times=(1.0, 2.0, 3.1, 4.2, 5.2, 6.0))
     values = np.arange(6, dtype=np.float32)
     found = plot_axis.binned(axis(1, 6), times, values, worst=False)
     assert not np.isnan(found).any()
@@ -95,7 +95,7 @@ def test_a_bin_between_two_samples_is_no_gap() -> None:
 def test_an_interval_that_grows_longer_is_no_gap() -> None:
     """As in the report: each sample speaks for its own interval; a pause of both is a gap."""
     fast, slow = np.arange(1.0, 101), np.arange(110.0, 401, 10)
-    times = BEGIN_S + np.concatenate([fast, slow, 600 + slow])
+    times = gpu(times=np.concatenate([fast, slow, 600 + slow]))
     found = plot_axis.binned(axis(1, 1000), times, np.full(160, 7, np.float32), worst=False)
     assert (found[:400] == 7).all()
     assert np.isnan(found[400:690]).all()
@@ -107,7 +107,7 @@ def test_binning_agrees_with_the_plain_way() -> None:
     rng = np.random.default_rng(0)
     times = np.sort(rng.uniform(0, 1000, 700))
     values = np.where(rng.random(700) < 0.2, np.nan, rng.uniform(0, 100, 700)).astype(np.float32)
-    found = plot_axis.binned(axis(10, 100), BEGIN_S + times, values, worst=False)
+    found = plot_axis.binned(axis(10, 100), gpu(times=times), values, worst=False)
     for place in range(100):
         inside = values[(times > place * 10) & (times <= place * 10 + 10)]
         reported = inside[~np.isnan(inside)]
@@ -225,9 +225,13 @@ def test_events_have_kinds_and_words() -> None:
         {"time": "never", "event": "end"},
         {"time": "2026-11-21T10:06:00.000Z", "event": "rank_up"},
     ]  # fmt: skip
-    xid = LogEvent(1_795_255_300.0, "xid", 3, {"xid": "79", "text": "off_the_bus"})
-    marks = (PlacedEvent("n2", None, xid), PlacedEvent("n2", None, LogEvent(np.nan, "lost", 1)))
-    marks += (PlacedEvent("n2", None, LogEvent(1_795_255_301.0, "rotated")),)
+    node = Place(None, "n2")
+    xid = {"xid": "79", "text": "off_the_bus"}
+    marks = (
+        LogEvent(1_795_255_300.0, "xid", 3, xid, node),
+        LogEvent(np.nan, "lost", 1, place=node),
+        LogEvent(1_795_255_301.0, "rotated", place=node),
+    )
     found = events_of(Run("r", (), log_events=marks, events=tuple(lines)))
     kinds = [event.kind for event in found]
     assert kinds == [

@@ -16,6 +16,11 @@ from monitor.stop import Reason
 PUMT = gutil.Layout("pumt")
 
 
+def still() -> HostSample:
+    """A host that never changes."""
+    return HostSample(3, 1000)
+
+
 @dataclass
 class World:
     """Clock, stop, GPUs, host and log at once: time goes on only as the test wants."""
@@ -65,21 +70,13 @@ class World:
         """Change the file where the test says so."""
         return len(self.polled_s) in self.turns
 
-    def record(self, interval_s: float = 10, host: object = None) -> str:
+    def record(self, interval_s: float = 10, host: Callable[[], HostSample] = still) -> str:
         """Record until the cycles are done; what the log holds."""
         facts = (("host", "n1"),)
-        recorder = Recorder(self, host or Still(), self, PUMT, self, facts, self.messages.append)
+        recorder = Recorder(self.read, host, self, PUMT, self, facts, self.messages.append)
         self.report = recorder.report
         assert recorder.run(self, interval_s) is Reason.TERMINATED
         return "".join(self.blocks)
-
-
-class Still:
-    """A host that never changes."""
-
-    def read(self) -> HostSample:
-        """Poll once."""
-        return HostSample(3, 1000)
 
 
 def broken() -> Reading:
@@ -145,12 +142,11 @@ def test_without_a_gpu_the_host_still_tells() -> None:
 def test_nothing_a_source_raises_ends_it() -> None:
     """Trouble with GPUs or host is reported once each, and rows go on without their readings."""
 
-    class Broken:
-        def read(self) -> HostSample:
-            raise OSError("no /proc")
+    def no_proc() -> HostSample:
+        raise OSError("no /proc")
 
     world = World(num_cycles=3, reading=broken)
-    lines = world.record(host=Broken()).splitlines()
+    lines = world.record(host=no_proc).splitlines()
     assert len([line for line in lines if line.startswith(" ")]) == 4
     assert [output.partition(":")[0] for output in world.messages] == ["GPUs", "host"]
 
@@ -224,7 +220,8 @@ def test_a_log_that_rotates_loses_no_row_and_doubles_none(tmp_path: Path) -> Non
     world.reading = lambda: Reading((GpuSample(0, len(world.polled_s)), GpuSample(1, 0)))
     path = tmp_path / "log"
     sink = Sink(str(path), world.messages.append, max_bytes=12000, num_kept=1000)
-    recorder = Recorder(world, Still(), sink, PUMT, world, (("host", "n1"),), world.messages.append)
+    facts, emit = (("host", "n1"),), world.messages.append
+    recorder = Recorder(world.read, still, sink, PUMT, world, facts, emit)
     recorder.run(world, 10)
     moved = sorted(tmp_path.glob("log.*"), key=lambda file: -int(file.suffix[1:]))
     assert len(moved) > 5
@@ -280,12 +277,12 @@ def test_what_happens_while_the_disk_is_full_is_reported_later() -> None:
 def test_nothing_the_ranks_raise_ends_it() -> None:
     """It is reported once, and the rows go on without step and rank."""
 
-    class Broken:
-        def read(self, _gpus: object) -> list[RankSample]:
-            raise OSError("no beats")
+    def no_heartbeats(_reading: Reading) -> list[RankSample]:
+        raise OSError("no heartbeats")
 
     world = World(num_cycles=2)
-    recorder = Recorder(world, Still(), world, PUMT, world, (), world.messages.append, Broken())
+    emit = world.messages.append
+    recorder = Recorder(world.read, still, world, PUMT, world, (), emit, no_heartbeats)
     recorder.run(world, 10)
     assert "".join(world.blocks).count("\n ") == 3
     assert len(world.messages) == 1

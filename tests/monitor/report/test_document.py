@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from monitor import cli
 from monitor.logs import gutil
 from monitor.logs.sample import GpuSample, HostSample, Row
-from monitor.report import report
 
 CO2 = 400
 LABELS = {
@@ -75,9 +75,9 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def printed(capsys: pytest.CaptureFixture[str], path: Path, **options: Any) -> str:
+def printed(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> str:
     """What the report prints."""
-    report.report([str(path)], co2_g_per_kwh=CO2, **options)
+    assert cli.main(["report", str(path), "--co2", str(CO2), *options]) == 0
     return capsys.readouterr().out
 
 
@@ -119,7 +119,7 @@ def test_the_tables_have_the_numbers_of_the_json(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the job in its title and its spreads; of each GPU in its line, the worst first."""
-    made = json.loads(printed(capsys, job, as_json=True))
+    made = json.loads(printed(capsys, job, "--json"))
     lines = squeezed(printed(capsys, job))
     (whole,) = made["jobs"]
     assert whole["co2_g"] == CO2 * whole["energy_kwh"]
@@ -154,8 +154,8 @@ def test_the_tables_have_the_numbers_of_the_json(
 
 def test_full_tells_all_numbers_of_the_json(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every spread of the job, of each node and of each GPU."""
-    made = json.loads(printed(capsys, job, as_json=True))
-    lines = iter(squeezed(printed(capsys, job, full=True)))
+    made = json.loads(printed(capsys, job, "--json"))
+    lines = iter(squeezed(printed(capsys, job, "--full")))
     uses = [made["jobs"][0]]
     for node in made["nodes"]:
         uses += [node, *(gpu for gpu in made["gpus"] if gpu["host"] == node["host"])]

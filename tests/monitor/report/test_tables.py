@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from monitor import __version__
-from monitor.errors import UserError
+from monitor import __version__, cli
 from monitor.logs import aggregates, stats
-from monitor.report import document, report, tables
+from monitor.report import document, tables
 from monitor.words import host_list
 from tests.monitor.reported import Written, gpus, run
 from tests.monitor.unread import run_unread
@@ -186,7 +185,7 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
-    report.report([str(path)])
+    cli.main(["report", str(path)])
     text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text
@@ -268,7 +267,9 @@ def test_help_and_version() -> None:
     assert f'version = "{__version__}"' in project
 
 
-def test_a_directory_without_logs_is_named(tmp_path: Path) -> None:
+def test_a_directory_without_logs_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The error says what was looked for, and where."""
-    with pytest.raises(UserError, match=r"\.gutil files; found none in"):
-        report.report([str(tmp_path)])
+    assert cli.main(["report", str(tmp_path)]) == 64
+    assert ".gutil files; found none in" in capfd.readouterr().err
