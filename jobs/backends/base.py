@@ -106,6 +106,15 @@ class Step(NamedTuple):
         """What the processes that start it get for standard input, as subprocess has it."""
         return subprocess.PIPE if self.is_standby else subprocess.DEVNULL
 
+    def of_node(self, rank: int, *, is_restart: bool = False) -> Step:
+        """The step of one node, where each has its own."""
+        return self._replace(
+            environ={**self.environ, "DDP_TASK_RANK": str(rank)},
+            layout=Layout(1, 1, 1, 1),
+            nodes=[self.nodes[rank]],
+            is_restart=is_restart or self.is_restart,
+        )
+
 
 class Address(NamedTuple):
     """Where ranks can reach a node, and where that was found."""

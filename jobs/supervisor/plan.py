@@ -14,7 +14,6 @@ from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
 from jobs.supervisor import check, foreign, history, layout, rendezvous, run, settings, show
-from jobs.supervisor.elastic import task_of
 from jobs.supervisor.ending import Job, Limits
 from jobs.supervisor.settings import Settings
 from jobs.supervisor.settings_table import Known
@@ -81,7 +80,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
         is_restart=False,
     )
     is_elastic = _is_elastic(backend, arguments, ranks, environ)
-    command = backend.command(task_of(step, 0) if is_elastic else step)
+    command = backend.command(step.of_node(0) if is_elastic else step)
     python = checking.python if backend.is_bare else None
     is_chosen = python is not None and not environ.get("DDP_PYTHON")
     write(2, show.table(values, step.environ, python if python and is_chosen else ""))

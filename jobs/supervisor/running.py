@@ -12,8 +12,7 @@ from jobs.messages import UsageError, info
 from jobs.supervisor import settings
 from jobs.supervisor import step as steps
 from jobs.supervisor.elastic import ElasticStep, Returns
-from jobs.supervisor.guard import Guard, Traces
-from jobs.supervisor.hang import HangWatch
+from jobs.supervisor.guard import Guard
 from jobs.supervisor.standby import Standby
 from jobs.supervisor.step import RunningStep
 from rundir import codes
@@ -63,7 +62,7 @@ class Ranks:
             remedy = "raise the limit of processes (ulimit -u), or correct what this names"
             info(problem("the ranks' step must be started", error, remedy))
             return Ran(codes.FAILED)
-        guard, returns = self._guard(step), self._returns(step)
+        guard, returns = Guard(self._now, step), Returns(self._now, step)
         self.end_standby()  # if it does not fit: of a node that is lost its end may take seconds
         prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))
         self._loop.run(guard.is_over)
@@ -100,41 +99,6 @@ class Ranks:
             self._now.output,
             grace_s=self._settings.number("DDP_GRACE"),
             standby=standby,
-        )
-
-    def _guard(self, step: RunningStep) -> Guard:
-        traces = Traces(
-            self._plan.files,
-            self._settings["DDP_OUT"],
-            self._plan.job.id,
-            has_monitor=self._settings.is_on("DDP_MONITOR"),
-            interval_s=self._settings.number("DDP_MONITOR_INTERVAL"),
-        )
-        nodes = self._now.nodes
-        others = [node for node in nodes if node != self._plan.here.node]
-        master = "{MASTER_ADDR}:{MASTER_PORT}".format_map(self._now.environ)
-        return Guard(
-            self._loop,
-            self._backend,
-            step,
-            self._journal,
-            traces=traces,
-            nodes=others,
-            hang=HangWatch(self._journal, len(nodes), master),
-            may_return=self._plan.job.limits.min_nodes is not None,
-        )
-
-    def _returns(self, step: RunningStep) -> Returns:
-        return Returns(
-            self._loop,
-            self._backend,
-            step,
-            self._journal,
-            self._plan.job,
-            interval_s=self._settings.number("DDP_MONITOR_INTERVAL"),
-            lost=self._now.lost,
-            num_bad=len(self._now.bad),
-            refused=self._now.refused,
         )
 
     def _prepare(self, timer: Timer) -> None:
