@@ -212,20 +212,5 @@ def wait_for_peers(
             break
         loop.pause(_POLL_S)
     for pid in directory.peers():
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        except (AttributeError, OSError):  # Linux before 5.3
-            while procfs.is_alive(pid):
-                loop.pause(_POLL_S)
-            continue
-        _wait_until_readable(fd, loop)
-        os.close(fd)
-
-
-def _wait_until_readable(fd: int, loop: Loop) -> None:
-    seen: list[int] = []
-    loop.watch(fd, lambda: seen.append(fd))
-    loop.run(lambda: seen)
-    loop.forget(fd)
+        while procfs.is_alive(pid):
+            loop.pause(_POLL_S)
