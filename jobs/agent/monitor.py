@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jobs import programs
 from jobs.agent.child import Child, Streams, start
 from jobs.agent.command import is_preflight
-from jobs.messages import info
+from jobs.messages import UsageError, info
 from rundir import codes
 from rundir.paths import RunDir, gutil_path
 from rundir.plain import open_log
@@ -112,10 +112,10 @@ def _lack(python: str | None, root: str, environ: Mapping[str, str]) -> str:
     ours = {**environ, "PYTHONPATH": programs.python_path(root, environ)}
     if programs.can_import(python, "tomllib, pynvml", ours):
         return ""
-    lacks = programs.lack(python, environ, "set DDP_PYTHON")
-    if lacks:
-        rule, found, remedy = lacks
-        return problem(f"it {rule}", found, remedy)
+    try:
+        programs.check_python("it", python, environ, "set DDP_PYTHON")
+    except UsageError as error:
+        return str(error)
     remedy = "install it there, or run 'make demo' once, from where images get it, too"
     return problem("it needs nvidia-ml-py", f"none for {python}", remedy)
 
