@@ -23,8 +23,6 @@ from rundir.preflight import limits, verdict
 from rundir.preflight.verdict import Reading, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jobs.supervisor.current import Current
     from rundir.preflight.verdict import Verdict
 
@@ -85,14 +83,12 @@ class Preflight:
         began_s = time.monotonic()
         inbox = _Inbox(self._now.attempt)
         folder = os.path.dirname(self._plan.files.preflight(""))
-        self._on_disk(self._leave_file)
+        self._loop.call(self._leave_file, _DISK_S)
         code = self._run_step(inbox)
         if inbox.reports.num_started == len(self._nodes):  # else one may have unpacked half of it
             self._now.container = self._container
-        unseen: list[Report] = []
-        if inbox.found:
-            self._on_disk(lambda: unseen.extend(self._find_unseen(inbox.found)))
-        self._on_disk(lambda: shutil.rmtree(folder, ignore_errors=True))
+        unseen = self._loop.call(lambda: self._find_unseen(inbox.found), _DISK_S) or []
+        self._loop.call(lambda: shutil.rmtree(folder, ignore_errors=True), _DISK_S)
         if self._now.requests.stop_signal:
             return None
         if not inbox.found:
@@ -104,12 +100,6 @@ class Preflight:
         found = verdict.compose([*inbox.found, *unseen], nodes, table=self._table)
         self._report(found, inbox.found, time.monotonic() - began_s)
         return found
-
-    def _on_disk(self, call: Callable[[], object]) -> None:
-        """Do something with the run's files, whose disk may hang."""
-        done: list[bool] = []
-        self._loop.in_background(call, lambda _: done.append(True))
-        self._loop.run(lambda: done, _DISK_S)
 
     # ---- the step
 

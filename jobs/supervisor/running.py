@@ -78,12 +78,8 @@ class Ranks:
         """Let the backend make ready what all attempts use; a signal ends the waiting."""
         if self._plan.is_elastic:
             return
-        ready: list[bool] = []
-        environ = self._now.environ
-        self._loop.in_background(
-            lambda: self._backend.prepare(environ), lambda _: ready.append(True)
-        )
-        self._loop.run(lambda: ready or self._now.requests.stop_signal)
+        environ, is_stopped = self._now.environ, self._now.requests.is_stopped
+        self._loop.call(lambda: self._backend.prepare(environ), until=is_stopped)
 
     def _start(self) -> RunningStep:
         """Start the step, of ranks that wait already if they are where they are to be."""
