@@ -146,7 +146,7 @@ class Closing:
         )
 
     def _log_end(self, rank: int) -> str:
-        begin = self._journal.reports.log_offset(rank)
+        begin = self._journal.reports.log_offsets.get(rank, 0)
         return plain.tail(self._files.rank_log(rank), _LOG_END, begin)
 
     # ---- what is reported of it
