@@ -67,7 +67,7 @@ class Attempts:
         self._report_lost_script(past.unreported(attempt))
         silent = past.num_silent(attempt)
         self._now.counters = self._now.counters._replace(idle=self._now.counters.idle + silent)
-        if silent > self._job.limits.max_idle_restarts:
+        if silent > self._job.max_idle_restarts:
             return decide.give_up_before_start(self._job, silent)
         return None
 

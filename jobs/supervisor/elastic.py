@@ -44,7 +44,7 @@ class Returns:
         self.spare: tuple[str, ...] = ()
         """Those that are back, and of no use now."""
         self._timer: Timer | None = None
-        if self._job.limits.min_nodes is not None and self._lost:
+        if self._job.min_nodes is not None and self._lost:
             interval_s = now.settings.number("DDP_MONITOR_INTERVAL")
             self._timer = self._loop.every(interval_s, self._look)
 

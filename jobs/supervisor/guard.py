@@ -108,7 +108,7 @@ class Guard:
             if self._hang.gone:  # what runs elsewhere only waits for them
                 # If none may return, it is asked again when the step has ended: without it the job
                 # goes back to the queue.
-                if self._now.plan.job.limits.min_nodes is not None:
+                if self._now.plan.job.min_nodes is not None:
                     self._report_lost(self._hang.gone)
                 self._end_step("failed", _LOST_S)
         failed_s = self._step.failed_s

@@ -187,7 +187,7 @@ def _submit_successor(now: Current, lock: Lock, decision: Decision) -> None:
         {"DDP_RUN_NAME": name, "DDP_OUT": values["DDP_OUT"], "DDP_SEED": values["DDP_SEED"]},
         here.num_nodes,
         decision.exclude,
-        job.job.limits.is_no_kill,
+        job.job.is_no_kill,
         decision.comment,
     )
     submitted = requeue.submit(here.slurm, successor)

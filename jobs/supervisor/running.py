@@ -103,7 +103,7 @@ class Ranks:
             return
         timer.cancel()
         job = self._plan.job
-        may_restart = self._now.counters.restarts < job.limits.max_restarts
+        may_restart = self._now.counters.restarts < job.max_restarts
         is_wanted = self._settings.is_on("DDP_WARM") and not job.is_own_command
         if may_restart and is_wanted and self._backend.has_standby:
             values = copy.deepcopy(self._settings)

@@ -41,9 +41,9 @@ def now(path: Path, backend: Any, nodes: list[str], interval_s: int = 15, **more
     settings = Settings({})
     settings.values |= {"DDP_OUT": str(path), "DDP_MONITOR": "1"}
     settings.values["DDP_MONITOR_INTERVAL"] = str(interval_s)
-    limits = SimpleNamespace(min_nodes=more.pop("min_nodes", None))
-    job = SimpleNamespace(id="7", limits=limits, num_nodes_allocated=3, is_own_command=False)
+    job = SimpleNamespace(id="7", num_nodes_allocated=3, is_own_command=False)
     job.num_nodes_wanted = more.pop("num_nodes_wanted", 3)
+    job.min_nodes = more.pop("min_nodes", None)
     here = SimpleNamespace(node="elsewhere")
     plan = SimpleNamespace(backend=backend, files=RunDir(str(path)), here=here, job=job)
     environ = {"MASTER_ADDR": "n0", "MASTER_PORT": "1"}
