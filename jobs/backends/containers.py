@@ -148,6 +148,8 @@ class InContainer(Srun):
 
     def note_step(self, step_id: int | None) -> None:
         """Pass it on to what would end it."""
+        if step_id is not None:  # ranks that waited were started beside those of another step
+            self._heir = self._heir or self._slurm.end_if_orphaned()
         if self._heir is None or self._heir.stdin is None:
             return
         word = "done" if step_id is None else f"{self._slurm.job_id}.{step_id}"

@@ -271,6 +271,15 @@ class TestInContainer(Conformance):
         environ = InContainer(here)._environ(step)  # noqa: SLF001
         assert environ[f"{PYXIS}name"] == expected
 
+    def test_of_ranks_that_waited_the_step_is_ended_too(self, backend: InContainer) -> None:
+        """Should the script be killed: they were started while another step ran."""
+        backend.note_step(None)
+        backend.note_step(4)
+        heir = backend._heir  # noqa: SLF001 -- what would end it
+        backend.note_step(None)
+        assert heir is not None
+        assert heir.returncode == 0
+
 
 TASK_A_NODE = {"SLURM_NTASKS": "1", "DDP_NPROC_PER_NODE": "2"}
 
