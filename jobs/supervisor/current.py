@@ -4,18 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs import processes
 from jobs.backends.base import Step
+from jobs.messages import write_some
+from jobs.sink import Sink
 from jobs.supervisor import run, settings
 from jobs.supervisor.bad_nodes import Past
 from jobs.supervisor.ending import Counters
 from jobs.supervisor.journal import Journal
-from jobs.supervisor.step import Output
+from rundir.plain import names_in
 
 if TYPE_CHECKING:
     from jobs.loop import Loop
     from jobs.supervisor.plan import Plan
     from jobs.supervisor.signals import Requests
     from rundir.nodes import BadNode
+
+
+MEMORY = "/dev/shm"  # noqa: S108 -- what is removed there bears the job's own name
+LAST_LINES_S = 5
+"""How long the job's log may take for the ranks' last lines."""
+_MAX_PENDING = 64 << 20
+
+
+class Output:
+    """This script's standard output: a reader that is slow or gone does not hold up the job."""
+
+    def __init__(self, loop: Loop) -> None:
+        """Write to descriptor 1, in a thread."""
+        self._loop = loop
+        self._sink = Sink(_write, loop.wake, _MAX_PENDING)
+        self.put = self._sink.put
+
+    def flush(self) -> None:
+        """Wait until all is written, but not for ever."""
+        self._loop.run(lambda: self._sink.is_idle, LAST_LINES_S)
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[write_some(1, data) :]
 
 
 class Current:
@@ -95,3 +123,22 @@ class Current:
         settings.note_world(self.settings, self.layout)
         origin = self.settings.origins["DDP_NUM_NODES"]
         self.settings.note("DDP_NUM_NODES", str(len(nodes)), origin)
+
+    def sweep(self) -> None:
+        """Leave nothing of the attempt behind on this node, whatever happened."""
+        launch_id = self.settings["DDP_LAUNCH_ID"]
+        token = f"DDP_LAUNCH_ID={launch_id}"
+        processes.end_all(
+            lambda: processes.with_descendants(processes.processes_with(token)), 2, self.loop.pause
+        )
+        for parent in {MEMORY, self.plan.temporary}:  # where agents keep heartbeats
+            remove_from(parent, f"ddp.{launch_id}.")  # of agents that were killed
+
+
+def remove_from(parent: str, prefix: str) -> None:
+    """Remove the directories in `parent` whose names begin so."""
+    for name in names_in(parent):
+        if name.startswith(prefix):
+            import shutil  # noqa: PLC0415 -- rarely needed
+
+            shutil.rmtree(f"{parent}/{name}", ignore_errors=True)

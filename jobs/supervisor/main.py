@@ -17,9 +17,9 @@ from jobs.checks import Made, working_directory
 from jobs.loop import Loop
 from jobs.messages import Exit, UsageError, info
 from jobs.programs import which
-from jobs.supervisor import decide, history, plan, run, settings, step
+from jobs.supervisor import decide, history, plan, run, settings
 from jobs.supervisor.attempts import Attempts
-from jobs.supervisor.current import Current
+from jobs.supervisor.current import MEMORY, Current, remove_from
 from jobs.supervisor.lock import RENEW_S, Lock
 from jobs.supervisor.signals import Requests
 from rundir import codes, paths
@@ -164,7 +164,7 @@ def _run_attempts(now: Current) -> Decision:
 def _end(now: Current, lock: Lock, decision: Decision) -> int:
     """Say what happened, and do what follows: the only way out once the run directory exists."""
     info(decision.message)
-    step.remove_from(step.MEMORY, paths.snapshots_prefix(now.settings["DDP_LAUNCH_ID"]))
+    remove_from(MEMORY, paths.snapshots_prefix(now.settings["DDP_LAUNCH_ID"]))
     slurm = now.plan.here.slurm
     is_done = decision.fate == decide.REQUEUED
     if decision.kind == decide.REQUEUE and requeue.requeue(

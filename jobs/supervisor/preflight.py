@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from jobs.backends.base import Layout, Step
 from jobs.messages import info, write
-from jobs.supervisor import step as steps
 from jobs.supervisor.reports import Reports
 from jobs.supervisor.step import RunningStep
 from rundir import codes, events, plain
@@ -106,14 +105,7 @@ class Preflight:
     def _run_step(self, inbox: _Inbox) -> int | None:
         """Run it to its end, to a signal or to its time limit; its code, None if it had none."""
         try:
-            step = RunningStep(
-                self._loop,
-                self._plan.backend,
-                self._request(),
-                inbox,
-                self._now.output,
-                grace_s=_GRACE_S,
-            )
+            step = RunningStep(self._now, self._request(), inbox, grace_s=_GRACE_S)
         except OSError:  # the ranks' own step will say why
             return codes.FAILED
         self._step = step
@@ -124,7 +116,7 @@ class Preflight:
             step.end()
         step.close()
         self._step = None
-        steps.sweep(self._loop, self._launch_id, self._plan.temporary)
+        self._now.sweep()
         return step.code if is_ended else None
 
     def _request(self) -> Step:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import UsageError, info
 from jobs.supervisor import settings
-from jobs.supervisor import step as steps
 from jobs.supervisor.elastic import ElasticStep, Returns
 from jobs.supervisor.guard import Guard
 from jobs.supervisor.standby import Standby
@@ -87,15 +86,8 @@ class Ranks:
         if self._standby and self._standby.fits(wanted):
             standby, self._standby = self._standby, None
         kind = ElasticStep if self._plan.is_elastic else RunningStep
-        return kind(
-            self._loop,
-            self._backend,
-            wanted,
-            self._journal,
-            self._now.output,
-            grace_s=self._settings.number("DDP_GRACE"),
-            standby=standby,
-        )
+        grace_s = self._settings.number("DDP_GRACE")
+        return kind(self._now, wanted, self._journal, grace_s=grace_s, standby=standby)
 
     def _prepare(self, timer: Timer) -> None:
         """Have the next attempt's ranks wait, as soon as this one's train."""
@@ -122,7 +114,7 @@ class Ranks:
 
     def sweep(self) -> None:
         """End what the attempt's ranks left behind on this node, and write what they printed."""
-        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
+        self._now.sweep()
         self._now.output.flush()
 
     # ---- signals, and the end
@@ -139,4 +131,4 @@ class Ranks:
         if self.step is not None:
             self.step.end()
         self.end_standby()
-        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
+        self._now.sweep()
