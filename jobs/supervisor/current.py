@@ -27,20 +27,6 @@ LAST_LINES_S = 5
 _MAX_PENDING = 64 << 20
 
 
-class Output:
-    """This script's standard output: a reader that is slow or gone does not hold up the job."""
-
-    def __init__(self, loop: Loop) -> None:
-        """Write to descriptor 1, in a thread."""
-        self._loop = loop
-        self._sink = Sink(_write, loop.wake, _MAX_PENDING)
-        self.put = self._sink.put
-
-    def flush(self) -> None:
-        """Wait until all is written, but not for ever."""
-        self._loop.run(lambda: self._sink.is_idle, LAST_LINES_S)
-
-
 def _write(data: bytes) -> None:
     while data:
         data = data[write_some(1, data) :]
@@ -60,7 +46,8 @@ class Current:
         """Begin as planned."""
         self.plan, self.loop, self.requests = plan, loop, requests
         self.journal = Journal(loop, plan.files, plan.here.node)
-        self.output = Output(loop)
+        self.output = Sink(_write, loop.wake, _MAX_PENDING)
+        """This script's standard output: a reader that is slow or gone does not hold up the job."""
         self.settings = plan.settings
         self.layout = plan.layout
         self.nodes = plan.nodes[: plan.layout.num_nodes]
@@ -123,6 +110,10 @@ class Current:
         settings.note_world(self.settings, self.layout)
         origin = self.settings.origins["DDP_NUM_NODES"]
         self.settings.note("DDP_NUM_NODES", str(len(nodes)), origin)
+
+    def flush(self) -> None:
+        """Wait until all output is written, but not for ever."""
+        self.loop.run(lambda: self.output.is_idle, LAST_LINES_S)
 
     def sweep(self) -> None:
         """Leave nothing of the attempt behind on this node, whatever happened."""

@@ -94,7 +94,7 @@ def _check_nodes(now: Current, lock: Lock) -> int:
     from jobs.supervisor.preflight import Preflight  # noqa: PLC0415 -- seldom needed
 
     found = Preflight(now).run()
-    now.output.flush()
+    now.flush()
     now.journal.flush()
     lock.release()
     return codes.FINISHED if found and not found.bad else codes.FAILED

@@ -115,7 +115,7 @@ class Ranks:
     def sweep(self) -> None:
         """End what the attempt's ranks left behind on this node, and write what they printed."""
         self._now.sweep()
-        self._now.output.flush()
+        self._now.flush()
 
     # ---- signals, and the end
 
