@@ -1,5 +1,15 @@
 # shellcheck shell=bash
-# What Pyxis accepts about a mount. Sourced by slurm_mounts.sh and pyxis_env.sh, after jobs/common.sh; they set HERE.
+# What slurm_mounts.sh and pyxis_env.sh share, which source it first: messages, and what Pyxis accepts
+# about a mount.
+unset CDPATH POSIXLY_CORRECT BASH_ENV
+set +o posix
+shopt -s inherit_errexit
+
+HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=jobs/common.sh
+. "$HERE/../jobs/common.sh"
+# shellcheck source=container/plugstack.sh
+. "$HERE/plugstack.sh"
 
 # join_unique LIST ITEM...: prints the comma-separated list with what it lacks of the items.
 join_unique() {

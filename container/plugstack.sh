@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034 # set here, read by those who source it
-# What this host's slurm.conf and plugstack.conf say. Sourced by slurm_mounts.sh and pyxis_env.sh, after mounts.sh.
+# What this host's slurm.conf and plugstack.conf say. Sourced by mounts.sh.
 
 # conf_files FILE: prints a configuration and what it includes, a file a line.
 conf_files() {

@@ -17,18 +17,10 @@
 # an srun within hands on.
 #
 # --plugin prints the file and the arguments of this host's Pyxis, as plugstack.conf has them.
-unset CDPATH POSIXLY_CORRECT BASH_ENV
-set +o posix
 set -Eeuo pipefail
-shopt -s inherit_errexit
 
-HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=jobs/common.sh
-. "$HERE/../jobs/common.sh"
 # shellcheck source=container/mounts.sh
-. "$HERE/mounts.sh"
-# shellcheck source=container/plugstack.sh
-. "$HERE/plugstack.sh"
+. "$(dirname -- "${BASH_SOURCE[0]}")/mounts.sh"
 
 # Pyxis reads its variables into a buffer of PATH_MAX, and silently takes none that is longer.
 readonly MAX_LENGTH=4095

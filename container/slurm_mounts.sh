@@ -5,18 +5,10 @@
 #   sbatch --container-image=./ddp.sqsh --container-mounts="./:/submit,$(container/slurm_mounts.sh)" …
 #
 # The programs are this host's and run with the image's C library: it must not be the older one.
-unset CDPATH POSIXLY_CORRECT BASH_ENV
-set +o posix
 set -Eeuo pipefail
-shopt -s inherit_errexit
 
-HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=jobs/common.sh
-. "$HERE/../jobs/common.sh"
 # shellcheck source=container/mounts.sh
-. "$HERE/mounts.sh"
-# shellcheck source=container/plugstack.sh
-. "$HERE/plugstack.sh"
+. "$(dirname -- "${BASH_SOURCE[0]}")/mounts.sh"
 
 readonly PROGRAMS=(srun scontrol sbatch squeue scancel sinfo sacct)
 # Every Debian or Ubuntu image with a Python has these, and its own programs need its own.

@@ -123,6 +123,21 @@ class Loop:
         except RuntimeError:  # ranks have used up what this user may start
             run()
 
+    def call(
+        self,
+        call: Callable[[], T],
+        limit_s: float = _NEVER_S,
+        until: Callable[[], object] = _nothing,
+    ) -> T | None:
+        """Make a call in a thread and wait for it, or until something else is so; its result.
+
+        None if it raised an OSError, or was not waited for to the end.
+        """
+        results: list[T | None] = []
+        self.in_background(call, results.append)
+        self.run(lambda: results or until(), limit_s)
+        return results[0] if results else None
+
     def run(self, until: Callable[[], object], limit_s: float = _NEVER_S) -> bool:
         """Wait until something is so, or for `limit_s` at most; return whether it is."""
         deadline_s = time.monotonic() + limit_s

@@ -40,8 +40,8 @@ class Exit(Exception):  # noqa: N818 -- the program's end, and not always an err
 
 
 def info(text: str, program: str = PROGRAM) -> None:
-    """Write a line to standard error. A log on a full disk must not end the job."""
-    write(2, f"{program}: {text}\n")
+    """Write one line to standard error. A log on a full disk must not end the job."""
+    write(2, f"{program}: {' '.join(text.splitlines())}\n")
 
 
 def write(fd: int, text: str) -> None:
@@ -78,8 +78,3 @@ def write_some(fd: int, data: bytes) -> int:
     except BlockingIOError:
         has_room(fd)
         return 0
-
-
-def one_line(text: object) -> str:
-    """Join the lines of a message."""
-    return " ".join(str(text).splitlines())

@@ -28,11 +28,7 @@ def initial_environment() -> dict[str, str]:
 
     Python may have added LC_CTYPE to its own, which the user never set.
     """
-    try:
-        with open("/proc/self/environ", "rb") as file:
-            pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0")]
-    except OSError:
-        return dict(os.environ)
+    pairs = (os.fsdecode(pair).partition("=") for pair in procfs.variables(os.getpid()))
     return {name: value for name, equals, value in pairs if equals}
 
 
@@ -144,18 +140,21 @@ def _count_oom_kills(path: str) -> int | None:
     return None
 
 
-def die_with_parent(signum: int, parent: int) -> None:
-    """Have the kernel send this process a signal when its parent dies; exec keeps the wish.
+def die_with_parent(signum: int) -> Callable[[], None]:
+    """Give what a child calls between fork and exec, to get a signal when this process dies.
 
-    Called between fork and exec. A parent that died before is noticed. Without ctypes it is left
-    to those who sweep after a job.
+    Exec keeps the wish. A parent that died before is noticed. Without ctypes it is left to those
+    who sweep after a job.
     """
-    prctl = _prctl()
-    if prctl is None:
-        return
-    prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signum)
+    prctl, parent = _prctl(), os.getpid()
+
+    def ask() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signum)
+
+    return ask
 
 
 def adopt_orphans() -> None:
@@ -182,11 +181,6 @@ def reap_orphans(own: Collection[int]) -> None:
 def children() -> list[int]:
     """Find the processes whose parent this one is."""
     return [pid for pid in procfs.others() if procfs.parent(pid) == os.getpid()]
-
-
-def load_die_with_parent() -> None:
-    """Load what `die_with_parent` needs, before the fork after which there is little time."""
-    _prctl()
 
 
 def _prctl() -> Callable[..., object] | None:

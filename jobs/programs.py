@@ -72,12 +72,6 @@ def version(python: str, environ: Mapping[str, str]) -> str:
     return next((line for line in lines if line.startswith("Python ")), "?")
 
 
-def _start_problem(python: str, environ: Mapping[str, str]) -> str:
-    """Quote the error with which it does not start; empty if it starts."""
-    code, lines = _run(environ, python, "-c", "")
-    return next((line for line in reversed(lines) if "rror" in line), "") if code else ""
-
-
 def _run(environ: Mapping[str, str], *words: str) -> tuple[int, list[str]]:
     """Run a program; its code and the lines that it printed."""
     import subprocess  # noqa: PLC0415 -- a megabyte that a rank's agent seldom needs
@@ -88,24 +82,6 @@ def _run(environ: Mapping[str, str], *words: str) -> tuple[int, list[str]]:
     except OSError as error:  # such as a text without a first line that names its interpreter
         return -1, [str(error)]
     return done.returncode, done.stdout.decode(errors="replace").splitlines()
-
-
-def lack(python: str, environ: Mapping[str, str], remedy: str) -> tuple[str, str, str] | None:
-    """Give what a Python must hold, what was found and the remedy, if it cannot run our parts.
-
-    Args:
-        python: its path.
-        environ: it is started with.
-        remedy: where it is too old.
-
-    """
-    error = _start_problem(python, environ)
-    if error:
-        remedy = "correct the variables that begin with PYTHON, or set DDP_PYTHON"
-        return "needs a Python that starts", f"'{error}' from {python}", remedy
-    if not is_new(python, environ):
-        return "needs Python 3.11 or later", f"{version(python, environ)} at {python}", remedy
-    return None
 
 
 def check_wanted(environ: Mapping[str, str], *, is_bare: bool) -> None:
@@ -125,11 +101,15 @@ def check_wanted(environ: Mapping[str, str], *, is_bare: bool) -> None:
 
 
 def check_python(part: str, python: str, environ: Mapping[str, str], remedy: str) -> None:
-    """Check that it can run a part of ours; arguments as of `lack`. Raises UsageError."""
-    lacks = lack(python, environ, remedy)
-    if lacks:
-        rule, found, remedy = lacks
-        raise UsageError(f"the {part} {rule}", found, remedy)
+    """Check that a Python can run a part of ours; `remedy` is for an old one. Raises UsageError."""
+    code, lines = _run(environ, python, "-c", "")
+    error = next((line for line in reversed(lines) if "rror" in line), "") if code else ""
+    if error:
+        remedy = "correct the variables that begin with PYTHON, or set DDP_PYTHON"
+        raise UsageError(f"{part} needs a Python that starts", f"'{error}' from {python}", remedy)
+    if not is_new(python, environ):
+        found = f"{version(python, environ)} at {python}"
+        raise UsageError(f"{part} needs Python 3.11 or later", found, remedy)
 
 
 def check_root(root: str) -> None:

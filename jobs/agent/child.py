@@ -73,8 +73,7 @@ def start(
     ignored: Sequence[int] = (),
 ) -> Child:
     """Start a program that gets the signal `parent_death` when this process dies."""
-    processes.load_die_with_parent()
-    parent = os.getpid()
+    die = processes.die_with_parent(parent_death)
     # A signal that comes before the child has its own handling would be taken for the parent's.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULT)
     try:
@@ -93,7 +92,7 @@ def start(
             signal.signal(signum, signal.SIG_DFL)
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
-        processes.die_with_parent(parent_death, parent)
+        die()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(streams.out, 1)
         os.dup2(streams.err, 2)

@@ -35,10 +35,10 @@ def build(words: list[str], environ: Mapping[str, str], root: str) -> Command:
     if words[:1] == ["--"] and not is_preflight(environ):
         check_command(words)
         return Command(words[1:], is_trainer=False)
-    part = "preflight" if is_preflight(environ) else "trainer"
+    part = "the preflight" if is_preflight(environ) else "the trainer"
     python, remedy = programs.find_python(root, environ), "set DDP_PYTHON, or run in the image"
     if not python:
-        raise UsageError(f"the {part} needs Python", f"none on {environ['DDP_NODE']}", remedy)
+        raise UsageError(f"{part} needs Python", f"none on {environ['DDP_NODE']}", remedy)
     is_checked = environ.get(channel.SUPERVISED) == "1"  # but in its image there may be another
     if not is_checked or not programs.is_new(python, environ):
         programs.check_python(part, python, environ, remedy)

@@ -129,7 +129,7 @@ def _from_slurm(env: dict[str, str]) -> Contract:
     is_task_a_node = set(re.sub(r"\(x\d+\)", "", tasks).split(",")) == {"1"}
     name = "DDP_NPROC_PER_NODE"
     if is_task_a_node and whole_number(name, env.get(name) or "1", 1, _MOST) > 1:
-        # As jobs/backends/torchrun.py has it: torchrun numbers the ranks; Pyxis numbered the task.
+        # As jobs/backends/srun.py has it: torchrun numbers the ranks; Pyxis numbered the task.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             env.pop(name, None)
         env["NODE_RANK"] = node_rank

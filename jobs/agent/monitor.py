@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from jobs import programs
 from jobs.agent.child import Child, Streams, start
 from jobs.agent.command import is_preflight
-from jobs.messages import info
+from jobs.messages import UsageError, info
 from rundir import codes
 from rundir.paths import RunDir, gutil_path
-from rundir.plain import open_log
+from rundir.plain import open_log, tail
 from rundir.text import problem
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Monitor:
     def stop(self, loop: Loop) -> None:
         """End it. A command of a blink still has its log: a first sample is waited for."""
         for _ in range(_FIRST_SAMPLE_S * 20):
-            if self.child.code is not None or _has_content(self._log):
+            if self.child.code is not None or tail(self._log, 1):
                 break
             loop.pause(0.05)
         self._is_stopped = True
@@ -112,16 +112,9 @@ def _lack(python: str | None, root: str, environ: Mapping[str, str]) -> str:
     ours = {**environ, "PYTHONPATH": programs.python_path(root, environ)}
     if programs.can_import(python, "tomllib, pynvml", ours):
         return ""
-    lacks = programs.lack(python, environ, "set DDP_PYTHON")
-    if lacks:
-        rule, found, remedy = lacks
-        return problem(f"it {rule}", found, remedy)
+    try:
+        programs.check_python("it", python, environ, "set DDP_PYTHON")
+    except UsageError as error:
+        return str(error)
     remedy = "install it there, or run 'make demo' once, from where images get it, too"
     return problem("it needs nvidia-ml-py", f"none for {python}", remedy)
-
-
-def _has_content(path: str) -> bool:
-    try:
-        return os.path.getsize(path) > 0
-    except OSError:
-        return False

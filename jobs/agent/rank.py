@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from jobs.agent.child import Child
     from jobs.agent.command import Command
-    from jobs.agent.error_file import Recorded
     from jobs.agent.monitor import Monitor
     from jobs.agent.standby import Standby
     from jobs.loop import Loop
@@ -127,16 +126,12 @@ class _Rank:
             requested=self._task.is_requested,
             oom=is_oom,
         )
-        recorded = None if code == codes.FINISHED else self._recorded()
+        # In a thread: the disk may hang.
+        is_failure = code != codes.FINISHED
+        recorded = self._loop.call(self._error_file.read, _ERROR_S) if is_failure else None
         if recorded:
             self._reports.write("failure", rank=self._rank, **recorded._asdict())
         return code
-
-    def _recorded(self) -> Recorded | None:
-        """Read what the command wrote of its failure, in a thread: the disk may hang."""
-        read: list[Recorded | None] = []
-        self._loop.in_background(lambda: read.append(self._error_file.read()))
-        return read[0] if self._loop.run(lambda: read, _ERROR_S) else None
 
     def close(self, *, is_finished: bool) -> None:
         """End what is left, and hand over what is still to be read."""
@@ -212,20 +207,5 @@ def wait_for_peers(
             break
         loop.pause(_POLL_S)
     for pid in directory.peers():
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        except (AttributeError, OSError):  # Linux before 5.3
-            while procfs.is_alive(pid):
-                loop.pause(_POLL_S)
-            continue
-        _wait_until_readable(fd, loop)
-        os.close(fd)
-
-
-def _wait_until_readable(fd: int, loop: Loop) -> None:
-    seen: list[int] = []
-    loop.watch(fd, lambda: seen.append(fd))
-    loop.run(lambda: seen)
-    loop.forget(fd)
+        while procfs.is_alive(pid):
+            loop.pause(_POLL_S)

@@ -12,7 +12,7 @@ import subprocess
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.processes import die_with_parent, load_die_with_parent
+from jobs.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +105,15 @@ class Step(NamedTuple):
     def stdin(self) -> int:
         """What the processes that start it get for standard input, as subprocess has it."""
         return subprocess.PIPE if self.is_standby else subprocess.DEVNULL
+
+    def of_node(self, rank: int, *, is_restart: bool = False) -> Step:
+        """The step of one node, where each has its own."""
+        return self._replace(
+            environ={**self.environ, "DDP_TASK_RANK": str(rank)},
+            layout=Layout(1, 1, 1, 1),
+            nodes=[self.nodes[rank]],
+            is_restart=is_restart or self.is_restart,
+        )
 
 
 class Address(NamedTuple):
@@ -218,13 +227,12 @@ def before_exec() -> Callable[[], None]:
     The terminal's keys reach this script alone, which acts on them; and a child that would be left
     behind by a killed script gets SIGTERM.
     """
-    load_die_with_parent()
-    parent = os.getpid()
+    die = die_with_parent(signal.SIGTERM)
 
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-        die_with_parent(signal.SIGTERM, parent)
+        die()
 
     return prepare
 

@@ -100,8 +100,8 @@ class HostImage(Srun):
 
     def _mounts(self, step: Step) -> list[str]:
         submit_dir = self._here.submit_dir
-        mounts = [*_project(self._here.root), _itself(submit_dir)]
-        out = _itself(step.out)
+        mounts = [*_project(self._here.root), _mount(submit_dir, submit_dir)]
+        out = _mount(step.out, step.out)
         if not step.out.startswith(f"{submit_dir}/"):
             mounts.append(out)
         for entry in extra_mounts(step.environ.get("DDP_MOUNTS", "")):
@@ -148,6 +148,8 @@ class InContainer(Srun):
 
     def note_step(self, step_id: int | None) -> None:
         """Pass it on to what would end it."""
+        if step_id is not None:  # ranks that waited were started beside those of another step
+            self._heir = self._heir or self._slurm.end_if_orphaned()
         if self._heir is None or self._heir.stdin is None:
             return
         word = "done" if step_id is None else f"{self._slurm.job_id}.{step_id}"
@@ -335,10 +337,6 @@ def _project(root: str) -> list[str]:
     """
     found = [path for part in _PARTS for path in glob.glob(f"{glob.escape(root)}/{part}")[:1]]
     return [_mount(path, f"{_PROJECT}/{os.path.basename(path)}") + ":ro" for path in found]
-
-
-def _itself(path: str) -> str:
-    return _mount(path, path)
 
 
 def _mount(path: str, target: str) -> str:

@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING
 from jobs.backends.containers import HostImage, InContainer, as_owner
 from jobs.backends.local import Local
 from jobs.backends.srun import Srun
-from jobs.backends.torchrun import Torchrun, TorchrunHostImage, TorchrunInContainer
 from jobs.messages import info
 
 if TYPE_CHECKING:
     from jobs.backends.base import Backend, Surroundings
 
-BACKENDS = (
-    *(TorchrunInContainer, TorchrunHostImage, Torchrun),
-    *(InContainer, HostImage, Srun),
-    Local,
-)
+BACKENDS = (InContainer, HostImage, Srun, Local)
 
 
 def choose(here: Surroundings) -> tuple[Surroundings, Backend]:

@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.backends.scontrol import fate, field, path_field
-from jobs.messages import info, one_line
+from jobs.messages import info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,8 +71,7 @@ def requeue(slurm: Slurm, exclude: Sequence[str], comment: str, *, is_done: bool
         # Where a node died, Slurm may requeue the job in this very second and refuse ours.
         if complaint and fate(slurm.job_info() or "", slurm.restart_count) != "requeued":
             info(
-                f"the requeue of job {slurm.name} was refused ({one_line(complaint)}): submitting a"
-                " successor"
+                f"the requeue of job {slurm.name} was refused ({complaint}): submitting a successor"
             )
             return False
     if exclude:
@@ -81,7 +80,7 @@ def requeue(slurm: Slurm, exclude: Sequence[str], comment: str, *, is_done: bool
         text = with_reason(path_field(slurm.job_info() or "", "Comment"), comment)
         complaint = slurm.try_to("scontrol", "update", f"JobId={slurm.name}", f"Comment={text}")
         if complaint:
-            info(f"job {slurm.name} keeps its comment ({one_line(complaint)}): {comment}")
+            info(f"job {slurm.name} keeps its comment ({complaint}): {comment}")
     return True
 
 

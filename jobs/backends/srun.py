@@ -1,4 +1,8 @@
-"""srun: the ranks of a Slurm job on the machines themselves."""
+"""srun: the ranks of a Slurm job on the machines themselves.
+
+A task a rank, or one task a node, whose ranks torchrun starts: the launchers see
+DDP_NPROC_PER_NODE and that they are alone on their node, and `jobs/agent/node.py` runs torchrun.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,14 @@ class Srun(Backend):
     """Starts one step, which ends at its first bad exit. Raises UsageError."""
 
     place = "bare-srun"
-    has_standby = True
 
     def __init__(self, here: Surroundings) -> None:
         """Take the job as it is."""
         super().__init__(here)
         self._slurm = here.slurm
+        self._is_task_a_node = here.slurm.num_tasks == here.num_nodes
+        # torchrun starts its ranks itself.
+        self.has_standby = not (self._is_task_a_node and here.num_local_ranks > 1)
         self._mpi = here.environ.get("DDP_MPI", "")
         if self._mpi:
             self._check_mpi()
@@ -55,16 +61,17 @@ class Srun(Backend):
         return here.has_client and not here.is_in_container
 
     def layout(self) -> Layout:
-        """A rank per task that Slurm gave."""
+        """A rank per task that Slurm gave, or as many as were asked for in one task a node."""
         num_nodes, num_tasks = self._here.num_nodes, self._slurm.num_tasks
         num_local_tasks = -(-num_tasks // num_nodes)
-        if self._here.num_local_ranks not in (0, num_local_tasks):
+        num_local_ranks = self._here.num_local_ranks or num_local_tasks
+        if num_local_ranks != num_local_tasks and not self._is_task_a_node:
             raise UsageError(
                 "DDP_NPROC_PER_NODE must agree with the tasks per node unless there is one",
-                f"{self._here.num_local_ranks} and {num_local_tasks}",
+                f"{num_local_ranks} and {num_local_tasks}",
                 "unset it, or give --ntasks-per-node=1",
             )
-        return Layout(num_nodes, num_tasks, num_local_tasks, num_local_tasks)
+        return Layout(num_nodes, num_tasks, num_local_tasks, num_local_ranks)
 
     def nodes(self) -> list[str]:
         """The nodes in Slurm's own order."""

@@ -67,7 +67,7 @@ class Attempts:
         self._report_lost_script(past.unreported(attempt))
         silent = past.num_silent(attempt)
         self._now.counters = self._now.counters._replace(idle=self._now.counters.idle + silent)
-        if silent > self._job.limits.max_idle_restarts:
+        if silent > self._job.max_idle_restarts:
             return decide.give_up_before_start(self._job, silent)
         return None
 
@@ -76,9 +76,8 @@ class Attempts:
         here = self._plan.here
         how = end_of_script(start, self._plan.backend, here.slurm) if here.has_client else None
         if start is not None and how:
-            self._journal.write_of(
-                start.attempt, "lost_node", node=start.node, how=how, afterwards=True
-            )
+            of_it = {"attempt": start.attempt, "node": start.node}
+            self._journal.write("lost_node", **of_it, how=how, afterwards=True)
             info(
                 f"start {start.attempt} ended with node {start.node}, where its script ran: {how};"
                 " Slurm has requeued the job"

@@ -35,7 +35,8 @@ class TrainerCheck(NamedTuple):
         text = self.process.communicate()[0].decode(errors="replace")
         code, environ = codes.of_wait_status(self.process.returncode), self.here.environ
         if code not in (codes.FINISHED, codes.USAGE):
-            programs.check_python("trainer", self.python, environ, _REMEDY)  # before 3.11: no -P
+            # Before 3.11 there is no -P.
+            programs.check_python("the trainer", self.python, environ, _REMEDY)
         write(2, text)
         if code != codes.FINISHED:
             raise Exit(code)

@@ -109,15 +109,15 @@ class Closing:
 
     def _ending(self, ran: Ran) -> Ending:
         self._now.loop.turn(0)  # a signal that has just arrived is known from here on
-        events, limits, code = self._journal.reports.events, self._job.limits, ran.code
+        events, code = self._journal.reports.events, ran.code
         if self._plan.is_elastic and code == codes.FINISHED:
             found = classify(events, code=code)  # whichever node left on the way
             return self._ended(found, ran)
         suspected = failure.suspected_nodes(events)
-        if limits.min_nodes and code != codes.FINISHED:  # it came back, and was lost again
+        if self._job.min_nodes and code != codes.FINISHED:  # it came back, and was lost again
             seen = {event.get("node") for event in events}
             suspected += [node for node in self._now.nodes if node not in seen]
-        may_have_dropped = limits.is_no_kill and code != codes.FINISHED
+        may_have_dropped = self._job.is_no_kill and code != codes.FINISHED
         backend, nodes = self._plan.backend, self._now.nodes
         for node, how in lost_nodes(backend, suspected, nodes, may_have_dropped=may_have_dropped):
             self._journal.write("lost_node", node=node, how=how)
@@ -146,7 +146,7 @@ class Closing:
         )
 
     def _log_end(self, rank: int) -> str:
-        begin = self._journal.reports.log_offset(rank)
+        begin = self._journal.reports.log_offsets.get(rank, 0)
         return plain.tail(self._files.rank_log(rank), _LOG_END, begin)
 
     # ---- what is reported of it

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs import processes
 from jobs.backends.base import Step
+from jobs.messages import write_some
+from jobs.sink import Sink
 from jobs.supervisor import run, settings
 from jobs.supervisor.bad_nodes import Past
 from jobs.supervisor.ending import Counters
 from jobs.supervisor.journal import Journal
-from jobs.supervisor.step import Output
+from rundir.plain import names_in
 
 if TYPE_CHECKING:
     from jobs.loop import Loop
     from jobs.supervisor.plan import Plan
     from jobs.supervisor.signals import Requests
     from rundir.nodes import BadNode
+
+
+MEMORY = "/dev/shm"  # noqa: S108 -- what is removed there bears the job's own name
+LAST_LINES_S = 5
+"""How long the job's log may take for the ranks' last lines."""
+_MAX_PENDING = 64 << 20
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[write_some(1, data) :]
 
 
 class Current:
@@ -32,7 +46,8 @@ class Current:
         """Begin as planned."""
         self.plan, self.loop, self.requests = plan, loop, requests
         self.journal = Journal(loop, plan.files, plan.here.node)
-        self.output = Output(loop)
+        self.output = Sink(_write, loop.wake, _MAX_PENDING)
+        """This script's standard output: a reader that is slow or gone does not hold up the job."""
         self.settings = plan.settings
         self.layout = plan.layout
         self.nodes = plan.nodes[: plan.layout.num_nodes]
@@ -95,3 +110,26 @@ class Current:
         settings.note_world(self.settings, self.layout)
         origin = self.settings.origins["DDP_NUM_NODES"]
         self.settings.note("DDP_NUM_NODES", str(len(nodes)), origin)
+
+    def flush(self) -> None:
+        """Wait until all output is written, but not for ever."""
+        self.loop.run(lambda: self.output.is_idle, LAST_LINES_S)
+
+    def sweep(self) -> None:
+        """Leave nothing of the attempt behind on this node, whatever happened."""
+        launch_id = self.settings["DDP_LAUNCH_ID"]
+        token = f"DDP_LAUNCH_ID={launch_id}"
+        processes.end_all(
+            lambda: processes.with_descendants(processes.processes_with(token)), 2, self.loop.pause
+        )
+        for parent in {MEMORY, self.plan.temporary}:  # where agents keep heartbeats
+            remove_from(parent, f"ddp.{launch_id}.")  # of agents that were killed
+
+
+def remove_from(parent: str, prefix: str) -> None:
+    """Remove the directories in `parent` whose names begin so."""
+    for name in names_in(parent):
+        if name.startswith(prefix):
+            import shutil  # noqa: PLC0415 -- rarely needed
+
+            shutil.rmtree(f"{parent}/{name}", ignore_errors=True)

@@ -69,7 +69,7 @@ def decide(job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) ->
 
 def num_nodes_of(job: Job, num_there: int, refused: frozenset[int] = frozenset()) -> int:
     """Count the nodes that a start can use, of those that are there; 0: they are too few."""
-    least = job.limits.min_nodes or 1
+    least = job.min_nodes or 1
     most = min(num_there, job.num_nodes_wanted)
     return next((num for num in range(most, least - 1, -1) if num not in refused), 0)
 
@@ -150,13 +150,13 @@ class _Case:
             return self._as(REQUEUE, reason)
         if not can_ask:
             return self._as(FAIL, go_on)
-        if not job.limits.may_requeue:
+        if not job.may_requeue:
             return self._as(FAIL, f"no requeue: DDP_REQUEUE=0; {go_on}")
         if self._fate == "cancelled":
             return self._as(FAIL, f"no requeue: the job was cancelled; {go_on}")
         if self._fate == "unknown":
             return self._as(FAIL, f"no requeue: Slurm does not answer; {go_on}")
-        may_repeat = job.limits.max_restarts > 0 or end.lost or not end.has_begun
+        may_repeat = job.max_restarts > 0 or end.lost or not end.has_begun
         if end.code != codes.STOPPED and not may_repeat:
             reason = f"it did not end with code {codes.STOPPED}, a checkpoint written"
             return self._as(FAIL, f"no requeue: {reason}; {go_on}")
@@ -166,7 +166,7 @@ class _Case:
         job = self.job
         if self.end.code != codes.USAGE:  # what could not begin on fewer nodes was no start
             self._count_idle(self.end.latest_at_job_start)
-        if self.counters.idle > job.limits.max_idle_restarts:
+        if self.counters.idle > job.max_idle_restarts:
             return self._as(FAIL, f"no requeue: {self._idle_words}; {job.go_on}")
         has_spares = job.num_nodes_allocated > job.num_nodes_wanted
         spent = "no spare node is left: " if self.end.bad and has_spares else ""
@@ -177,23 +177,23 @@ class _Case:
     # ---- the run goes on in this allocation
 
     def _restart(self) -> Decision:
-        limits, end = self.job.limits, self.end
+        job, end = self.job, self.end
         self._count_idle(end.latest_at_start)
         if end.latest != end.latest_at_start:  # a run that gets on may go on for weeks
             self.counters = self.counters._replace(restarts=0)
         restarts, idle = self.counters
-        if limits.max_restarts == 0:
+        if job.max_restarts == 0:
             return self._give_up("DDP_MAX_RESTARTS=0")
-        if restarts >= limits.max_restarts:
-            reached = f"DDP_MAX_RESTARTS={limits.max_restarts} is reached"
+        if restarts >= job.max_restarts:
+            reached = f"DDP_MAX_RESTARTS={job.max_restarts} is reached"
             return self._give_up(f"{reached} without a new checkpoint")
-        if idle > limits.max_idle_restarts:
+        if idle > job.max_idle_restarts:
             return self._give_up(self._idle_words)
         self.counters = Counters(restarts + 1, idle)
         # Only where the last one brought nothing is there something to wait for.
         delay_s = min(1 << idle, _LONGEST_DELAY_S) if idle else 0
         on = f"on {counted(self._num_left, 'node')} " if end.lost or end.bad else ""
-        reason = f"restart {restarts + 1} of {limits.max_restarts} {on}{self._from}"
+        reason = f"restart {restarts + 1} of {job.max_restarts} {on}{self._from}"
         reason += f" in {delay_s} s" if delay_s else ""
         return self._as(RESTART, reason, delay_s=delay_s)
 
@@ -202,7 +202,7 @@ class _Case:
 
         That is not the user's mistake, and was no start that counts.
         """
-        if self.job.limits.min_nodes is None or not self._num_left:
+        if self.job.min_nodes is None or not self._num_left:
             return self._requeue()
         refused = counted(self.end.layout.num_nodes, "node")
         left = counted(self._num_left, "node")
@@ -235,7 +235,7 @@ class _Case:
         fewer; a spare one always does in place of a bad one.
         """
         needs_no_kill = self.end.lost or self._num_left < self.end.layout.num_nodes
-        may = self.job.limits.is_no_kill or not needs_no_kill
+        may = self.job.is_no_kill or not needs_no_kill
         return may and self.end.layout.is_even and self._num_left > 0
 
     # ---- progress

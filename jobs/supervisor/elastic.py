@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING
 
 from jobs import processes
-from jobs.backends.base import Layout
 from jobs.messages import info
 from jobs.supervisor import decide
 from jobs.supervisor.step import RunningStep
@@ -24,56 +23,30 @@ from rundir.text import counted
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
-    from jobs.backends.base import Backend, Step
-    from jobs.loop import Loop
-    from jobs.supervisor.ending import Job
-    from jobs.supervisor.journal import Journal
+    from jobs.loop import Timer
+    from jobs.supervisor.current import Current
 
 _LOOK_S = 5
 
 
 class Returns:
-    """Looks for nodes that are back, and then asks the ranks to stop with a checkpoint.
+    """Looks for nodes that are back, and then asks the ranks to stop with a checkpoint."""
 
-    Args:
-        loop: Where time passes.
-        backend: Knows whether a node is back.
-        step: Is asked to stop.
-        journal: Knows how far the step is, and records the nodes.
-        job: Says how many nodes the run may have; does nothing unless it is elastic.
-        interval_s: How often to look.
-        lost: The nodes to look for.
-        num_bad: Nodes that have left the job for good.
-        refused: Numbers of nodes that the run cannot use.
-
-    """
-
-    def __init__(  # noqa: PLR0913 -- each by its name
-        self,
-        loop: Loop,
-        backend: Backend,
-        step: RunningStep,
-        journal: Journal,
-        job: Job,
-        *,
-        interval_s: float,
-        lost: Sequence[str],
-        num_bad: int,
-        refused: frozenset[int],
-    ) -> None:
-        """Begin to look, if there is something to look for."""
-        self._loop, self._backend, self._step, self._journal = loop, backend, step, journal
-        self._job, self._lost, self._refused = job, lost, refused
-        self._num_bad = num_bad
+    def __init__(self, now: Current, step: RunningStep) -> None:
+        """Begin to look, if the run is elastic and nodes are lost."""
+        self._now, self._loop, self._journal, self._step = now, now.loop, now.journal, step
+        self._job, self._lost = now.plan.job, now.lost
         self._is_looking = False
         self.found: tuple[str, ...] = ()
         """The nodes that are back, once the ranks were asked to stop for them."""
         self.spare: tuple[str, ...] = ()
         """Those that are back, and of no use now."""
-        is_needed = job.limits.min_nodes is not None and lost
-        self._timer = loop.every(interval_s, self._look) if is_needed else None
+        self._timer: Timer | None = None
+        if self._job.min_nodes is not None and self._lost:
+            interval_s = now.settings.number("DDP_MONITOR_INTERVAL")
+            self._timer = self._loop.every(interval_s, self._look)
 
     def stop(self) -> None:
         """Look no longer."""
@@ -86,10 +59,8 @@ class Returns:
         if self._is_looking or not self._has_begun():
             return
         self._is_looking = True
-        lost = self._lost
-        self._loop.in_background(
-            lambda: tuple(n for n in lost if self._backend.is_back(n)), self._act
-        )
+        lost, backend = self._lost, self._now.plan.backend
+        self._loop.in_background(lambda: tuple(filter(backend.is_back, lost)), self._act)
 
     def _has_begun(self) -> bool:
         if self._job.is_own_command:
@@ -100,9 +71,9 @@ class Returns:
         self._is_looking = False
         if self._timer is None or not back:
             return
-        num_gone = len(self._lost) - len(back) + self._num_bad
+        num_gone = len(self._lost) - len(back) + len(self._now.bad)
         num_there = self._job.num_nodes_allocated - num_gone
-        num_nodes = decide.num_nodes_of(self._job, num_there, self._refused)
+        num_nodes = decide.num_nodes_of(self._job, num_there, self._now.refused)
         for node in back:
             self._journal.write("node_back", node=node)
         if num_nodes <= self._step.num_nodes:
@@ -118,19 +89,9 @@ class Returns:
         """Ask no more for nodes that can take the place of the next one that is lost."""
         info(f"{', '.join(back)}: back; spare until another node is lost")
         self.spare += back
-        self._lost = [node for node in self._lost if node not in back]
+        self._lost = tuple(node for node in self._lost if node not in back)
         if not self._lost:
             self.stop()
-
-
-def task_of(step: Step, rank: int, *, is_restart: bool = False) -> Step:
-    """Give the step of one node."""
-    return step._replace(
-        environ={**step.environ, "DDP_TASK_RANK": str(rank)},
-        layout=Layout(1, 1, 1, 1),
-        nodes=[step.nodes[rank]],
-        is_restart=is_restart or step.is_restart,
-    )
 
 
 class ElasticStep(RunningStep):
@@ -151,7 +112,7 @@ class ElasticStep(RunningStep):
         return list(self._tasks.values())
 
     def _start_task(self, rank: int, *, is_restart: bool = False) -> None:
-        step = task_of(self._step, rank, is_restart=is_restart)
+        step = self._step.of_node(rank, is_restart=is_restart)
         (self._tasks[rank],) = self._backend.start(step, self._stdout)
 
     def is_over(self) -> bool:

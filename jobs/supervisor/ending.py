@@ -17,25 +17,12 @@ if TYPE_CHECKING:
     from rundir.nodes import BadNode
 
 
-class Limits(NamedTuple):
-    """How far a job goes by itself."""
-
-    max_restarts: int
-    max_idle_restarts: int
-    may_requeue: bool
-    is_no_kill: bool
-    """Whether Slurm leaves the job its other nodes when it loses one."""
-    min_nodes: int | None = None
-    """The fewest nodes of an elastic run; None: it is not one, and takes no node back."""
-
-
 class Job(NamedTuple):
     """What stays the same in all attempts."""
 
     id: str
     run_dir: str
     image: str
-    limits: Limits
     num_nodes_allocated: int
     num_nodes_wanted: int
     is_own_command: bool
@@ -44,6 +31,13 @@ class Job(NamedTuple):
     has_client: bool
     restart_count: int
     """How often Slurm has requeued it."""
+    max_restarts: int
+    max_idle_restarts: int
+    may_requeue: bool
+    is_no_kill: bool
+    """Whether Slurm leaves the job its other nodes when it loses one."""
+    min_nodes: int | None = None
+    """The fewest nodes of an elastic run; None: it is not one, and takes no node back."""
 
     @property
     def go_on(self) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jobs.messages import info
+from jobs.supervisor.hang import HangWatch
 from rundir import paths
 from rundir.text import listed
 
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from jobs.backends.base import Backend
-    from jobs.loop import Loop, Timer
-    from jobs.supervisor.hang import HangWatch
-    from jobs.supervisor.journal import Journal
+    from jobs.loop import Timer
+    from jobs.supervisor.current import Current
     from jobs.supervisor.step import RunningStep
-    from rundir.paths import RunDir
 
 _TEARDOWN_S = 8
 """From the first failure to the end of srun."""
@@ -39,62 +38,23 @@ _FEW_NODES, _CALL_S = 4, 2
 """How many nodes that give no report are called, and how often."""
 
 
-class Traces(NamedTuple):
-    """Where a node leaves traces: its monitor's log, or without one its ranks' logs."""
-
-    files: RunDir
-    out: str
-    job_id: str
-    has_monitor: bool
-    interval_s: int
-
-    def of(self, node: str, ranks: Sequence[int]) -> list[str]:
-        """The files."""
-        if self.has_monitor:
-            return [paths.gutil_path(self.out, self.job_id, node)]
-        return [self.files.rank_log(rank) for rank in ranks]
-
-
 class Guard:
-    """The guard of one step.
+    """The guard of one step, which it may end."""
 
-    Args:
-        loop: Where time passes.
-        backend: Knows whether a node is lost.
-        step: Is ended.
-        journal: Knows which ranks are up, and records a lost node.
-        traces: Where nodes leave traces.
-        nodes: Of the step, but this one.
-        hang: Gives the verdict on ranks that hang.
-        may_return: Whether a lost node is taken back. If not, one that was cut off is asked again
-            when the step has ended: without it the job goes back to the queue.
-
-    """
-
-    def __init__(  # noqa: PLR0913 -- each by its name
-        self,
-        loop: Loop,
-        backend: Backend,
-        step: RunningStep,
-        journal: Journal,
-        *,
-        traces: Traces,
-        nodes: Sequence[str],
-        hang: HangWatch,
-        may_return: bool = False,
-    ) -> None:
+    def __init__(self, now: Current, step: RunningStep) -> None:
         """Begin to watch."""
-        self._loop, self._backend, self._step, self._journal = loop, backend, step, journal
-        self._traces = traces
-        self._nodes = nodes
+        self._now, self._loop, self._journal, self._step = now, now.loop, now.journal, step
+        self._backend = now.plan.backend
+        self._nodes = [node for node in now.nodes if node != now.plan.here.node]
         self._seen: dict[str, list[tuple[int, int]]] = {}
         self._heard_s: dict[str, float] = {}
-        self._hang, self._may_return = hang, may_return
+        master = "{MASTER_ADDR}:{MASTER_PORT}".format_map(now.environ)
+        self._hang = HangWatch(now.journal, len(now.nodes), master)
         self._called: set[str] = set()
         self._timers: list[Timer] = []
         self._is_polling = self._is_told = False
-        if nodes and not backend.is_in_place:
-            self._timers.append(loop.every(2 + len(nodes) / 16, self._check_nodes))
+        if self._nodes and not self._backend.is_in_place:
+            self._timers.append(self._loop.every(2 + len(self._nodes) / 16, self._check_nodes))
         self._is_checking = self._has_early = False
         self.why = ""
         """Why the guard ended the step; empty if it did not."""
@@ -146,7 +106,9 @@ class Guard:
             self._is_told = True
             self._step.terminate()
             if self._hang.gone:  # what runs elsewhere only waits for them
-                if self._may_return:
+                # If none may return, it is asked again when the step has ended: without it the job
+                # goes back to the queue.
+                if self._now.plan.job.min_nodes is not None:
                     self._report_lost(self._hang.gone)
                 self._end_step("failed", _LOST_S)
         failed_s = self._step.failed_s
@@ -185,14 +147,21 @@ class Guard:
 
     def _is_quiet(self, node: str, ranks: list[int]) -> bool:
         """Whether a node has left no traces for a while; one that is well is asked again later."""
-        traces = [_size_and_time(path) for path in self._traces.of(node, ranks)]
-        now_s = time.monotonic()
+        traces = [_size_and_time(path) for path in self._traces(node, ranks)]
+        now_s, interval_s = time.monotonic(), self._now.settings.number("DDP_MONITOR_INTERVAL")
         if traces != self._seen.get(node):
             self._seen[node], self._heard_s[node] = traces, now_s
-        elif now_s - self._heard_s[node] >= self._traces.interval_s + _QUIET_S:
+        elif now_s - self._heard_s[node] >= interval_s + _QUIET_S:
             self._heard_s[node] = now_s
             return True
         return False
+
+    def _traces(self, node: str, ranks: list[int]) -> list[str]:
+        """Name its monitor's log, or without one its ranks' logs."""
+        plan, settings = self._now.plan, self._now.settings
+        if settings.is_on("DDP_MONITOR"):
+            return [paths.gutil_path(settings["DDP_OUT"], plan.job.id, node)]
+        return [plan.files.rank_log(rank) for rank in ranks]
 
     def _act(self, lost: list[tuple[str, str]] | None) -> None:
         self._is_checking = False

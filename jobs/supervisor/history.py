@@ -8,6 +8,7 @@ from jobs.supervisor.bad_nodes import REPEATED, Blame, Past
 from jobs.supervisor.decide import REQUEUE, SUCCESSOR
 from jobs.supervisor.ending import Counters
 from rundir import events, plain
+from rundir.failure.attempt import every, integer, last
 
 if TYPE_CHECKING:
     from rundir.events import Event
@@ -35,19 +36,16 @@ class History:
         found = (events.parse(line) for line in lines if any(name in line for name in _NAMES))
         self._events = [event for event in found if event is not None]
 
-    def _last(self, name: str) -> Event:
-        return next((e for e in reversed(self._events) if e.get("event") == name), {})
-
     @property
     def _requeue(self) -> Event:
         """The last decision, where the job went back to the queue by it; else empty."""
-        decision = self._last("decision")
+        decision = last(self._events, "decision")
         return decision if decision.get("decision") in (REQUEUE, SUCCESSOR) else {}
 
     @property
     def counters(self) -> Counters:
         """What a job left that went back to the queue."""
-        return Counters(idle=_number(self._requeue.get("idle")))
+        return Counters(idle=integer(self._requeue.get("idle")) or 0)
 
     @property
     def carries_on(self) -> bool:
@@ -56,42 +54,31 @@ class History:
 
     def past(self, attempt: int) -> Past:
         """What the attempts before this one say of nodes."""
-        decision = self._last("decision")
+        decision = last(self._events, "decision")
         blamed = decision.get("blamed")
         blame = None
         if decision.get("attempt") == attempt - 1 and isinstance(blamed, dict):
-            rank = blamed.get("rank")
-            known = (str(blamed.get("node")), rank if isinstance(rank, int) else None)
-            blame = Blame(*known, str(blamed.get("text")))
-        bad = [event for event in self._events if event.get("event") == "bad_node"]
-        ranks = (one.get("rank") for one in bad if one.get("source") == REPEATED)
-        return Past(blame, frozenset(rank for rank in ranks if isinstance(rank, int)))
+            node, rank, text = map(blamed.get, ("node", "rank", "text"))
+            blame = Blame(str(node), integer(rank), str(text))
+        bad = every(self._events, "bad_node")
+        ranks = (integer(one.get("rank")) for one in bad if one.get("source") == REPEATED)
+        return Past(blame, frozenset(rank for rank in ranks if rank is not None))
 
     def num_silent(self, attempt: int) -> int:
         """Starts before this one in a row that neither decided anything nor saved."""
-        known = (self._last(name).get("attempt") for name in ("decision", "checkpoint"))
-        return attempt - 1 - max(_number(one) for one in known)
+        known = (last(self._events, name).get("attempt") for name in ("decision", "checkpoint"))
+        return attempt - 1 - max(integer(one) or 0 for one in known)
 
     def unreported(self, attempt: int) -> Unreported | None:
         """The start before this one, if it neither got a signal nor reported its end."""
-        before = attempt - 1
-        names = ("start", "signal", "end")
-        last: Event = next(
-            (
-                event
-                for event in reversed(self._events)
-                if event.get("event") in names and event.get("attempt") == before
-            ),
-            {},
-        )
-        nodes = last.get("nodes")
-        if last.get("event") != "start" or not isinstance(nodes, list) or not nodes:
+        of_it = [event for event in self._events if event.get("attempt") == attempt - 1]
+        if any(every(of_it, name) for name in ("signal", "end")):
             return None
-        return Unreported(before, str(nodes[0]), str(last.get("time") or ""))
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+        start = last(of_it, "start")
+        nodes = start.get("nodes")
+        if not isinstance(nodes, list) or not nodes:
+            return None
+        return Unreported(attempt - 1, str(nodes[0]), str(start.get("time") or ""))
 
 
 def read(files: RunDir) -> History:

@@ -61,12 +61,6 @@ class Journal:
         """Report an event of this script's own."""
         self._log.write(event, **keys)
 
-    def write_of(self, attempt: int, event: str, **keys: Any) -> None:  # noqa: ANN401 -- the same
-        """Report an event of another attempt."""
-        current, self._log.attempt = self._log.attempt, attempt
-        self._log.write(event, **keys)
-        self._log.attempt = current
-
     def add(self, line: bytes) -> None:
         """Take a report that arrived: it is known, and it is written."""
         self.reports.add(line)

@@ -38,7 +38,6 @@ class Lock:
         run_dir: The run directory.
         launch_id: This start's token.
         slurm: None where Slurm cannot be asked.
-        is_under_slurm: Whether this is a job of Slurm's.
         job: Its name there.
         restarts: How often Slurm has requeued it.
         grace_s: How long ranks may write after their script was killed.
@@ -192,8 +191,9 @@ class Lock:
             return False
         if time.monotonic() > self._asked_s + self._grace_s + _AFTER_GRACE_S:
             return False
-        theirs = re.compile(rf"{re.escape(job)}\..*\.{owner.pid}")
-        return any(theirs.fullmatch(launch) for launch in _launches())
+        theirs = re.compile(os.fsencode(rf"DDP_LAUNCH_ID={re.escape(job)}\..*\.{owner.pid}"))
+        pairs = (pair for pid in procfs.others() for pair in procfs.variables(pid))
+        return any(map(theirs.fullmatch, pairs))
 
     def renew(self) -> None:
         """Say to those who cannot ask Slurm that the owner lives."""
@@ -247,11 +247,3 @@ def _is_fresh(lock: str, now: str) -> bool:
         return os.stat(now).st_mtime - renewed_s < FRESH_S
     except OSError:
         return True
-
-
-def _launches() -> set[str]:
-    """The launches of which processes run on this machine."""
-    name = b"DDP_LAUNCH_ID="
-    pairs = (pair for pid in procfs.others() for pair in procfs.variables(pid))
-    found = (pair for pair in pairs if pair.startswith(name))
-    return {os.fsdecode(pair[len(name) :]) for pair in found}

@@ -17,9 +17,9 @@ from jobs.checks import Made, working_directory
 from jobs.loop import Loop
 from jobs.messages import Exit, UsageError, info
 from jobs.programs import which
-from jobs.supervisor import decide, history, plan, run, settings, step
+from jobs.supervisor import decide, history, plan, run, settings
 from jobs.supervisor.attempts import Attempts
-from jobs.supervisor.current import Current
+from jobs.supervisor.current import MEMORY, Current, remove_from
 from jobs.supervisor.lock import RENEW_S, Lock
 from jobs.supervisor.signals import Requests
 from rundir import codes, paths
@@ -94,7 +94,7 @@ def _check_nodes(now: Current, lock: Lock) -> int:
     from jobs.supervisor.preflight import Preflight  # noqa: PLC0415 -- seldom needed
 
     found = Preflight(now).run()
-    now.output.flush()
+    now.flush()
     now.journal.flush()
     lock.release()
     return codes.FINISHED if found and not found.bad else codes.FAILED
@@ -164,7 +164,7 @@ def _run_attempts(now: Current) -> Decision:
 def _end(now: Current, lock: Lock, decision: Decision) -> int:
     """Say what happened, and do what follows: the only way out once the run directory exists."""
     info(decision.message)
-    step.remove_from(step.MEMORY, paths.snapshots_prefix(now.settings["DDP_LAUNCH_ID"]))
+    remove_from(MEMORY, paths.snapshots_prefix(now.settings["DDP_LAUNCH_ID"]))
     slurm = now.plan.here.slurm
     is_done = decision.fate == decide.REQUEUED
     if decision.kind == decide.REQUEUE and requeue.requeue(
@@ -187,7 +187,7 @@ def _submit_successor(now: Current, lock: Lock, decision: Decision) -> None:
         {"DDP_RUN_NAME": name, "DDP_OUT": values["DDP_OUT"], "DDP_SEED": values["DDP_SEED"]},
         here.num_nodes,
         decision.exclude,
-        job.job.limits.is_no_kill,
+        job.job.is_no_kill,
         decision.comment,
     )
     submitted = requeue.submit(here.slurm, successor)

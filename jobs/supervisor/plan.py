@@ -14,8 +14,7 @@ from jobs.backends.slurm import Slurm
 from jobs.messages import UsageError, info, write
 from jobs.supervisor import arguments as asked
 from jobs.supervisor import check, foreign, history, layout, rendezvous, run, settings, show
-from jobs.supervisor.elastic import task_of
-from jobs.supervisor.ending import Job, Limits
+from jobs.supervisor.ending import Job
 from jobs.supervisor.settings import Settings
 from jobs.supervisor.settings_table import Known
 from rundir.paths import RunDir
@@ -81,7 +80,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
         is_restart=False,
     )
     is_elastic = _is_elastic(backend, arguments, ranks, environ)
-    command = backend.command(task_of(step, 0) if is_elastic else step)
+    command = backend.command(step.of_node(0) if is_elastic else step)
     python = checking.python if backend.is_bare else None
     is_chosen = python is not None and not environ.get("DDP_PYTHON")
     write(2, show.table(values, step.environ, python if python and is_chosen else ""))
@@ -167,18 +166,10 @@ def _resolve(
 
 def _job_of(values: Settings, here: Surroundings, arguments: Arguments, ranks: Layout) -> Job:
     """Collect what stays the same in all attempts."""
-    limits = Limits(
-        values.number("DDP_MAX_RESTARTS"),
-        values.number("DDP_MAX_IDLE_RESTARTS"),
-        may_requeue=values.is_on("DDP_REQUEUE"),
-        is_no_kill=values.is_on("DDP_NO_KILL"),
-        min_nodes=checks.bounds(values.get("DDP_ELASTIC"))[0] or None,
-    )
     return Job(
         id=values["DDP_JOB_ID"],
         run_dir=values["DDP_RUN_DIR"],
         image=here.environ.get("DDP_IMAGE") or here.environ.get(f"{slurm.PYXIS}image") or "",
-        limits=limits,
         num_nodes_allocated=here.num_nodes,
         num_nodes_wanted=ranks.num_nodes,
         is_own_command=arguments.is_own_command,
@@ -186,4 +177,9 @@ def _job_of(values: Settings, here: Surroundings, arguments: Arguments, ranks: L
         is_interactive=here.is_interactive,
         has_client=here.has_client,
         restart_count=here.slurm.restart_count,
+        max_restarts=values.number("DDP_MAX_RESTARTS"),
+        max_idle_restarts=values.number("DDP_MAX_IDLE_RESTARTS"),
+        may_requeue=values.is_on("DDP_REQUEUE"),
+        is_no_kill=values.is_on("DDP_NO_KILL"),
+        min_nodes=checks.bounds(values.get("DDP_ELASTIC"))[0] or None,
     )

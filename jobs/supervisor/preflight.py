@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from jobs.backends.base import Layout, Step
 from jobs.messages import info, write
-from jobs.supervisor import step as steps
 from jobs.supervisor.reports import Reports
 from jobs.supervisor.step import RunningStep
 from rundir import codes, events, plain
@@ -23,8 +22,6 @@ from rundir.preflight import limits, verdict
 from rundir.preflight.verdict import Reading, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jobs.supervisor.current import Current
     from rundir.preflight.verdict import Verdict
 
@@ -85,14 +82,12 @@ class Preflight:
         began_s = time.monotonic()
         inbox = _Inbox(self._now.attempt)
         folder = os.path.dirname(self._plan.files.preflight(""))
-        self._on_disk(self._leave_file)
+        self._loop.call(self._leave_file, _DISK_S)
         code = self._run_step(inbox)
         if inbox.reports.num_started == len(self._nodes):  # else one may have unpacked half of it
             self._now.container = self._container
-        unseen: list[Report] = []
-        if inbox.found:
-            self._on_disk(lambda: unseen.extend(self._find_unseen(inbox.found)))
-        self._on_disk(lambda: shutil.rmtree(folder, ignore_errors=True))
+        unseen = self._loop.call(lambda: self._find_unseen(inbox.found), _DISK_S) or []
+        self._loop.call(lambda: shutil.rmtree(folder, ignore_errors=True), _DISK_S)
         if self._now.requests.stop_signal:
             return None
         if not inbox.found:
@@ -105,25 +100,12 @@ class Preflight:
         self._report(found, inbox.found, time.monotonic() - began_s)
         return found
 
-    def _on_disk(self, call: Callable[[], object]) -> None:
-        """Do something with the run's files, whose disk may hang."""
-        done: list[bool] = []
-        self._loop.in_background(call, lambda _: done.append(True))
-        self._loop.run(lambda: done, _DISK_S)
-
     # ---- the step
 
     def _run_step(self, inbox: _Inbox) -> int | None:
         """Run it to its end, to a signal or to its time limit; its code, None if it had none."""
         try:
-            step = RunningStep(
-                self._loop,
-                self._plan.backend,
-                self._request(),
-                inbox,
-                self._now.output,
-                grace_s=_GRACE_S,
-            )
+            step = RunningStep(self._now, self._request(), inbox, grace_s=_GRACE_S)
         except OSError:  # the ranks' own step will say why
             return codes.FAILED
         self._step = step
@@ -134,7 +116,7 @@ class Preflight:
             step.end()
         step.close()
         self._step = None
-        steps.sweep(self._loop, self._launch_id, self._plan.temporary)
+        self._now.sweep()
         return step.code if is_ended else None
 
     def _request(self) -> Step:

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rundir import codes, events
+from rundir.failure.attempt import integer
 
 if TYPE_CHECKING:
     from rundir.events import Event
@@ -23,6 +24,8 @@ class Reports:
         """The nodes of the ranks that are up."""
         self.finished: dict[int, str] = {}
         """The nodes of the ranks that ended with code 0."""
+        self.log_offsets: dict[int, int] = {}
+        """Where this attempt begins in the ranks' logs."""
         self.num_started = 0
         self.step_ids: dict[int, int] = {}
         """Slurm's numbers of the ranks' steps, of those that reported one."""
@@ -52,8 +55,9 @@ class Reports:
             self.up[rank] = str(event.get("node"))
             self.finished.pop(rank, None)
             self.num_started += 1
-            step_id = event.get("step_id")
-            if isinstance(step_id, int):
+            self.log_offsets[rank] = integer(event.get("log_offset")) or 0
+            step_id = integer(event.get("step_id"))
+            if step_id is not None:
                 self.step_ids.pop(rank, None)  # the last one that was reported stands last
                 self.step_ids[rank] = step_id
         elif name == "rank_end" and isinstance(rank, int):
@@ -79,11 +83,3 @@ class Reports:
     def _fail(self) -> None:
         if self.failed_s is None:
             self.failed_s = time.monotonic()
-
-    def log_offset(self, rank: int) -> int:
-        """Where this attempt begins in a rank's log."""
-        for event in reversed(self.events):
-            if event.get("event") == "rank_up" and event.get("rank") == rank:
-                offset = event.get("log_offset")
-                return offset if isinstance(offset, int) else 0
-        return 0

@@ -165,19 +165,10 @@ def compose_record(root: str, files: RunDir, environ: Mapping[str, str]) -> None
     if python is None or not is_new(python, environ):
         return
     words = [*module_command(root, python, "monitor", environ), "compose", files.path]
+    null = subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            words,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            timeout=_COMPOSE_S,
-            check=False,
-        )
-        is_done = done.returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        is_done = False
-    if not is_done:
+        subprocess.run(words, env=environ, stdin=null, stdout=null, timeout=_COMPOSE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
         info(f"the run record is not composed; later: python -m monitor compose {files.path}")
 
 

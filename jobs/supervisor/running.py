@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.messages import UsageError, info
 from jobs.supervisor import settings
-from jobs.supervisor import step as steps
 from jobs.supervisor.elastic import ElasticStep, Returns
-from jobs.supervisor.guard import Guard, Traces
-from jobs.supervisor.hang import HangWatch
+from jobs.supervisor.guard import Guard
 from jobs.supervisor.standby import Standby
 from jobs.supervisor.step import RunningStep
 from rundir import codes
@@ -63,7 +61,7 @@ class Ranks:
             remedy = "raise the limit of processes (ulimit -u), or correct what this names"
             info(problem("the ranks' step must be started", error, remedy))
             return Ran(codes.FAILED)
-        guard, returns = self._guard(step), self._returns(step)
+        guard, returns = Guard(self._now, step), Returns(self._now, step)
         self.end_standby()  # if it does not fit: of a node that is lost its end may take seconds
         prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))
         self._loop.run(guard.is_over)
@@ -79,12 +77,8 @@ class Ranks:
         """Let the backend make ready what all attempts use; a signal ends the waiting."""
         if self._plan.is_elastic:
             return
-        ready: list[bool] = []
-        environ = self._now.environ
-        self._loop.in_background(
-            lambda: self._backend.prepare(environ), lambda _: ready.append(True)
-        )
-        self._loop.run(lambda: ready or self._now.requests.stop_signal)
+        environ, is_stopped = self._now.environ, self._now.requests.is_stopped
+        self._loop.call(lambda: self._backend.prepare(environ), until=is_stopped)
 
     def _start(self) -> RunningStep:
         """Start the step, of ranks that wait already if they are where they are to be."""
@@ -92,50 +86,8 @@ class Ranks:
         if self._standby and self._standby.fits(wanted):
             standby, self._standby = self._standby, None
         kind = ElasticStep if self._plan.is_elastic else RunningStep
-        return kind(
-            self._loop,
-            self._backend,
-            wanted,
-            self._journal,
-            self._now.output,
-            grace_s=self._settings.number("DDP_GRACE"),
-            standby=standby,
-        )
-
-    def _guard(self, step: RunningStep) -> Guard:
-        traces = Traces(
-            self._plan.files,
-            self._settings["DDP_OUT"],
-            self._plan.job.id,
-            has_monitor=self._settings.is_on("DDP_MONITOR"),
-            interval_s=self._settings.number("DDP_MONITOR_INTERVAL"),
-        )
-        nodes = self._now.nodes
-        others = [node for node in nodes if node != self._plan.here.node]
-        master = "{MASTER_ADDR}:{MASTER_PORT}".format_map(self._now.environ)
-        return Guard(
-            self._loop,
-            self._backend,
-            step,
-            self._journal,
-            traces=traces,
-            nodes=others,
-            hang=HangWatch(self._journal, len(nodes), master),
-            may_return=self._plan.job.limits.min_nodes is not None,
-        )
-
-    def _returns(self, step: RunningStep) -> Returns:
-        return Returns(
-            self._loop,
-            self._backend,
-            step,
-            self._journal,
-            self._plan.job,
-            interval_s=self._settings.number("DDP_MONITOR_INTERVAL"),
-            lost=self._now.lost,
-            num_bad=len(self._now.bad),
-            refused=self._now.refused,
-        )
+        grace_s = self._settings.number("DDP_GRACE")
+        return kind(self._now, wanted, self._journal, grace_s=grace_s, standby=standby)
 
     def _prepare(self, timer: Timer) -> None:
         """Have the next attempt's ranks wait, as soon as this one's train."""
@@ -143,7 +95,7 @@ class Ranks:
             return
         timer.cancel()
         job = self._plan.job
-        may_restart = self._now.counters.restarts < job.limits.max_restarts
+        may_restart = self._now.counters.restarts < job.max_restarts
         is_wanted = self._settings.is_on("DDP_WARM") and not job.is_own_command
         if may_restart and is_wanted and self._backend.has_standby:
             values = copy.deepcopy(self._settings)
@@ -162,8 +114,8 @@ class Ranks:
 
     def sweep(self) -> None:
         """End what the attempt's ranks left behind on this node, and write what they printed."""
-        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
-        self._now.output.flush()
+        self._now.sweep()
+        self._now.flush()
 
     # ---- signals, and the end
 
@@ -179,4 +131,4 @@ class Ranks:
         if self.step is not None:
             self.step.end()
         self.end_standby()
-        steps.sweep(self._loop, self._settings["DDP_LAUNCH_ID"], self._plan.temporary)
+        self._now.sweep()

@@ -27,21 +27,13 @@ def table(settings: Settings, environ: Mapping[str, str], python: str) -> str:
         python: Our Python, if it was chosen and not set; else empty.
 
     """
-    rows = [_row("setting", "value", "from")]
+    rows = [("setting", "value", "from")]
     if python:
-        rows.append(_row("DDP_PYTHON", quoted(python), "the first that is there"))
-    for name, value in settings.values.items():
-        shown = quoted(secrets.hide_shapes(value))
-        rows.append(_row(name, shown, settings.origins[name]))
-    for name in _others(settings, environ):
-        if not _OF_AN_IMAGE.fullmatch(name):
-            shown = quoted(secrets.hide_shapes(environ[name]))
-            rows.append(_row(name, shown, THE_ENVIRONMENT))
-    return "".join(rows)
-
-
-def _row(name: str, value: str, origin: str) -> str:
-    return f"{name:<34} {value:<44} {origin}\n"
+        rows.append(("DDP_PYTHON", quoted(python), "the first that is there"))
+    for name, one in record(settings, environ).items():
+        if name in settings.values or not _OF_AN_IMAGE.fullmatch(name):
+            rows.append((name, quoted(one["value"]), one["origin"]))
+    return "".join(f"{name:<34} {value:<44} {origin}\n" for name, value, origin in rows)
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -9,52 +9,28 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs import processes
-from jobs.messages import write_some
-from jobs.sink import Sink
+from jobs.supervisor.current import LAST_LINES_S
 from rundir import codes
 from rundir.channel import FrameReader
-from rundir.plain import names_in
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Collection
 
-    from jobs.backends.base import Backend, Step
-    from jobs.loop import Loop, Timer
+    from jobs.backends.base import Step
+    from jobs.loop import Timer
+    from jobs.supervisor.current import Current
     from jobs.supervisor.reports import Reports
     from jobs.supervisor.standby import Standby
 
-MEMORY = "/dev/shm"  # noqa: S108 -- what is removed there bears the job's own name
 _STARTING_S = 30
 """How long a request for a checkpoint waits for ranks that are starting."""
 _OTHERS_S = 8
 """How long the ranks in place may take to end after the first failure."""
 _AFTER_GRACE_S = 5
-_LAST_LINES_S = 5
-"""How long the job's log may take for the ranks' last lines."""
 _POLL_S = 0.2
 _MAX_READ = 1 << 20
 """Bytes in one turn of the loop."""
-_MAX_PENDING = 64 << 20
-
-
-class Output:
-    """This script's standard output: a reader that is slow or gone does not hold up the job."""
-
-    def __init__(self, loop: Loop) -> None:
-        """Write to descriptor 1, in a thread."""
-        self._loop = loop
-        self._sink = Sink(_write, loop.wake, _MAX_PENDING)
-        self.put = self._sink.put
-
-    def flush(self) -> None:
-        """Wait until all is written, but not for ever."""
-        self._loop.run(lambda: self._sink.is_idle, _LAST_LINES_S)
-
-
-def _write(data: bytes) -> None:
-    while data:
-        data = data[write_some(1, data) :]
 
 
 class Receiver(Protocol):
@@ -75,38 +51,35 @@ class RunningStep:
     """All ranks of one attempt, from their start to their end.
 
     Args:
-        loop: Where its output and its end arrive.
-        backend: What starts it.
+        now: What starts it, and takes its output.
         step: What is started.
         journal: Takes the reports that its output holds.
-        output: Takes the rest.
         grace_s: How long a rank may take to end.
         standby: Its ranks, if they wait already.
 
     """
 
-    def __init__(  # noqa: PLR0913 -- each by its name
+    def __init__(
         self,
-        loop: Loop,
-        backend: Backend,
+        now: Current,
         step: Step,
         journal: Receiver,
-        output: Output,
         *,
         grace_s: int,
         standby: Standby | None = None,
     ) -> None:
         """Start it."""
-        self._loop, self._backend, self._step = loop, backend, step
-        self._journal, self._output, self._grace_s = journal, output, grace_s
+        self._loop, self._backend, self._output = now.loop, now.plan.backend, now.output
+        self._step, self._journal, self._grace_s = step, journal, grace_s
         self.code = codes.FINISHED
         """The first bad code of its processes."""
         self._frames = FrameReader()
         self._running, self._fd = standby.begin(step) if standby else processes.piped(self._start)
         self._end_timers: list[Timer] = []
         self._step_id: int | None = None
-        loop.watch(self._fd, self._read)
-        loop.catch([signal.SIGCHLD], lambda _number: None)  # the end of a process wakes the loop up
+        self._loop.watch(self._fd, self._read)
+        # The end of a process wakes the loop up.
+        self._loop.catch([signal.SIGCHLD], lambda _number: None)
 
     def _start(self, stdout: int) -> list[subprocess.Popen[bytes]]:
         return list(self._backend.start(self._step, stdout))
@@ -198,7 +171,7 @@ class RunningStep:
         """Take what its processes wrote; nobody who holds the pipe is waited for."""
         for timer in self._end_timers:
             timer.cancel()
-        deadline_s = time.monotonic() + _LAST_LINES_S
+        deadline_s = time.monotonic() + LAST_LINES_S
         while self._fd >= 0 and self._read() and time.monotonic() < deadline_s:
             pass
         self._forget_pipe()
@@ -259,22 +232,3 @@ class RunningStep:
             return
         delay_s = self._grace_s + _AFTER_GRACE_S
         self._loop.after(delay_s, lambda: self.signal(signal.SIGTERM))
-
-
-def sweep(loop: Loop, launch_id: str, temporary: str) -> None:
-    """Leave nothing of an attempt behind on this node, whatever happened."""
-    token = f"DDP_LAUNCH_ID={launch_id}"
-    processes.end_all(
-        lambda: processes.with_descendants(processes.processes_with(token)), 2, loop.pause
-    )
-    for parent in {MEMORY, temporary}:  # where agents keep heartbeats
-        remove_from(parent, f"ddp.{launch_id}.")  # of agents that were killed
-
-
-def remove_from(parent: str, prefix: str) -> None:
-    """Remove the directories in `parent` whose names begin so."""
-    for name in names_in(parent):
-        if name.startswith(prefix):
-            import shutil  # noqa: PLC0415 -- rarely needed
-
-            shutil.rmtree(f"{parent}/{name}", ignore_errors=True)

@@ -80,42 +80,27 @@ def requests(events: Sequence[Event]) -> list[Event]:
 def ends(events: Sequence[Event]) -> Ends:
     """Collect the ranks' starts and ends."""
     found = Ends({}, {}, [], [], [], set())
-    up: list[int] = []
-    ended: set[int] = set()
+    ended: list[tuple[int, Event]] = []
     for event in events:
         rank, name = integer(event.get("rank")), event.get("event")
         if rank is None or name not in ("rank_up", "rank_end"):
             continue
         found.nodes[rank] = text(event.get("node")) or found.nodes.get(rank)
-        if name == "rank_up":
-            up.append(rank)
-            if rank in ended:  # it is back, by a step of its own
-                _forget(found, rank)
-                ended.remove(rank)
-            continue
-        ended.add(rank)
+        if name == "rank_end":
+            ended.append((rank, event))
+        else:
+            ended = [one for one in ended if one[0] != rank]  # it is back, by a step of its own
+            found.up[rank] = found.nodes[rank]
+    for rank, event in ended:
+        found.up.pop(rank, None)
         if event.get("oom") is True:
             found.oom.add(rank)
-        _sort(found, event, end_of(event))
-    found.up.update((rank, found.nodes[rank]) for rank in up if rank not in ended)
+        end = end_of(event)
+        if end is not None:
+            is_requested = event.get("requested") is True
+            kind = found.requested if is_requested else found.failed
+            (kind if end.code else found.finished).append(end)
     return found
-
-
-def _forget(found: Ends, rank: int) -> None:
-    for ends_ in (found.finished, found.failed, found.requested):
-        ends_[:] = [end for end in ends_ if end.rank != rank]
-    found.oom.discard(rank)
-
-
-def _sort(found: Ends, event: Event, end: End | None) -> None:
-    if end is None:
-        return
-    if end.code == 0:
-        found.finished.append(end)
-    elif event.get("requested") is True:
-        found.requested.append(end)
-    else:
-        found.failed.append(end)
 
 
 def end_of(event: Event) -> End | None:

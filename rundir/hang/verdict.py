@@ -149,9 +149,12 @@ def _lost(scene: _Scene) -> Verdict | None:
 
 
 def _stuck(scene: _Scene) -> Verdict | None:
-    """All are in the same phase, but some of them do not wait for the others."""
-    for is_culprit in (_waits_for_kernel, _has_idle_gpu, _is_elsewhere):
-        named = [placed for placed in scene.ranks if is_culprit(placed.it)]
+    """All are in the same phase; some wait for the kernel, leave their GPU idle, or do not wait."""
+    for named in (
+        [placed for placed in scene.ranks if placed.it.state == "D"],
+        [placed for placed in scene.ranks if placed.it.pattern == "idle"],
+        [placed for placed in scene.ranks if placed.it.top is not None and not placed.it.waiting],
+    ):
         if named and len(named) < len(scene.ranks):
             text = f"{_named(named)} {_hangs(named)}{_since(named)}"
             return _verdict("hung", named, text + _rest(scene, named), suspects=_nodes(named))
@@ -160,18 +163,6 @@ def _stuck(scene: _Scene) -> Verdict | None:
 
 def _nodes(named: Sequence[_Placed]) -> list[str]:
     return [placed.node for placed in named]
-
-
-def _waits_for_kernel(it: RankReport) -> bool:
-    return it.state == "D"
-
-
-def _has_idle_gpu(it: RankReport) -> bool:
-    return it.pattern == "idle"
-
-
-def _is_elsewhere(it: RankReport) -> bool:
-    return it.top is not None and not it.waiting
 
 
 def _apart(scene: _Scene) -> Verdict | None:

@@ -40,6 +40,7 @@ _REPORT = "report the node to the administrators"
 _RESET = "the GPU needs a reset: " + _REPORT
 _CABLE = "a cable, switch or adapter: " + _REPORT
 _BUSY = "see what else runs there"
+_ADMINISTRATORS = "report it to the administrators"
 
 TABLE = (
     # ---- every part
@@ -80,15 +81,7 @@ TABLE = (
     Check("tmp_mib", "MiB", 64, AT_LEAST, SITE, "free in TMPDIR or /tmp", "empty it"),
     Check("memlock_mib", "MiB", 64, AT_LEAST, SITE, "that may be locked", "raise memlock"),
     Check("run_dir_mib", "MiB", 64, AT_LEAST, USER, "free in the run directory", "free some"),
-    Check(
-        "run_dir_s",
-        "s",
-        5,
-        AT_MOST,
-        SITE,
-        "write and rename in it",
-        "report it to the administrators",
-    ),
+    Check("run_dir_s", "s", 5, AT_MOST, SITE, "write and rename in it", _ADMINISTRATORS),
     Check("run_dir_unseen", "files", 0, AT_MOST, SITE, "not seen elsewhere", "check the mount"),
     Check("clock_s", "s", 5, APART, SITE, "clock", "check the node's NTP or chrony", True),
     Check("driver", "", 1, SAME, SITE, "version of the GPU driver", _REPORT, True),

@@ -16,7 +16,6 @@ from jobs.backends.local import Local
 from jobs.backends.registry import BACKENDS, choose
 from jobs.backends.slurm import PYXIS, Slurm
 from jobs.backends.srun import Srun
-from jobs.backends.torchrun import Torchrun, TorchrunHostImage, TorchrunInContainer
 from jobs.messages import UsageError
 
 if TYPE_CHECKING:
@@ -120,7 +119,8 @@ class Conformance:
 
     def test_ranks_can_wait_where_they_are_cheap(self, backend: Backend) -> None:
         """A container would be unpacked twice, and torchrun starts its ranks itself."""
-        assert backend.has_standby is (self.kind in (Local, Srun))
+        is_cheap = self.kind in (Local, Srun) and self.num_tasks == 2
+        assert backend.has_standby is is_cheap
 
     def test_every_rank_runs_the_launcher(self, here: Surroundings, backend: Backend) -> None:
         """What it prints comes up the pipe."""
@@ -271,6 +271,15 @@ class TestInContainer(Conformance):
         environ = InContainer(here)._environ(step)  # noqa: SLF001
         assert environ[f"{PYXIS}name"] == expected
 
+    def test_of_ranks_that_waited_the_step_is_ended_too(self, backend: InContainer) -> None:
+        """Should the script be killed: they were started while another step ran."""
+        backend.note_step(None)
+        backend.note_step(4)
+        heir = backend._heir  # noqa: SLF001 -- what would end it
+        backend.note_step(None)
+        assert heir is not None
+        assert heir.returncode == 0
+
 
 TASK_A_NODE = {"SLURM_NTASKS": "1", "DDP_NPROC_PER_NODE": "2"}
 
@@ -278,7 +287,7 @@ TASK_A_NODE = {"SLURM_NTASKS": "1", "DDP_NPROC_PER_NODE": "2"}
 class TestTorchrun(Conformance):
     """One task a node, which starts the node's ranks."""
 
-    kind = Torchrun
+    kind = Srun
     environ: ClassVar = TASK_A_NODE
     num_tasks = 1
 
@@ -286,7 +295,7 @@ class TestTorchrun(Conformance):
 class TestTorchrunHostImage(Conformance):
     """The same into containers, from the host."""
 
-    kind = TorchrunHostImage
+    kind = HostImage
     environ: ClassVar = TASK_A_NODE | TestHostImage.environ
     num_tasks = 1
 
@@ -294,7 +303,7 @@ class TestTorchrunHostImage(Conformance):
 class TestTorchrunInContainer(Conformance):
     """The same into containers, from inside one."""
 
-    kind = TorchrunInContainer
+    kind = InContainer
     environ: ClassVar = TASK_A_NODE | TestInContainer.environ
     num_tasks = 1
 

@@ -9,7 +9,7 @@ import pytest
 from jobs.backends import scontrol
 from jobs.backends.base import Layout
 from jobs.supervisor import decide as pure
-from jobs.supervisor.ending import Counters, Ending, Job, Limits
+from jobs.supervisor.ending import Counters, Ending, Job
 from rundir.failure import Failure
 from rundir.failure.attempt import End
 from rundir.failure.patterns import DONE
@@ -101,18 +101,10 @@ def failure_of(given: dict[str, str]) -> Failure:
 def decided(**env: str) -> Decision:
     """What is decided if this is given."""
     given = DEFAULTS | env
-    limits = Limits(
-        int(given["DDP_MAX_RESTARTS"]),
-        int(given["DDP_MAX_IDLE_RESTARTS"]),
-        may_requeue=given["DDP_REQUEUE"] == "1",
-        is_no_kill=given["DDP_NO_KILL"] == "1",
-        min_nodes=int(given["MIN_NODES"]) if given["MIN_NODES"] else None,
-    )
     job = Job(
         given["DDP_JOB_ID"],
         given["DDP_RUN_DIR"],
         given.get("DDP_IMAGE", ""),
-        limits,
         int(given["NUM_NODES_ALLOCATED"]),
         int(given["NUM_NODES_WANTED"]),
         is_own_command=given["IS_OWN_COMMAND"] == "1",
@@ -120,6 +112,11 @@ def decided(**env: str) -> Decision:
         is_interactive=given["INTERACTIVE"] == "1",
         has_client=given["HAVE_CLIENT"] == "1",
         restart_count=0,
+        max_restarts=int(given["DDP_MAX_RESTARTS"]),
+        max_idle_restarts=int(given["DDP_MAX_IDLE_RESTARTS"]),
+        may_requeue=given["DDP_REQUEUE"] == "1",
+        is_no_kill=given["DDP_NO_KILL"] == "1",
+        min_nodes=int(given["MIN_NODES"]) if given["MIN_NODES"] else None,
     )
     tasks, local = int(given["NUM_TASKS"]), int(given["NUM_LOCAL_TASKS"])
     failure = failure_of(given)

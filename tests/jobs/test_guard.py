@@ -11,12 +11,11 @@ import pytest
 from jobs.backends.slurm import Slurm
 from jobs.loop import Loop
 from jobs.supervisor import guard as guards
-from jobs.supervisor.guard import Guard, Traces, lost_nodes
-from jobs.supervisor.hang import HangWatch
+from jobs.supervisor.guard import Guard, lost_nodes
 from jobs.supervisor.journal import Journal
 from rundir.hang.reports import NodeReport, RankReport
 from rundir.paths import RunDir
-from tests.jobs.backend import Fake
+from tests.jobs.backend import Fake, now
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,17 +72,9 @@ class Bench:
         self.journal.open(1)
         self.step = Step(self.journal)
         self.nodes = [f"n{number}" for number in range(num_nodes)]
-        traces = Traces(RunDir(str(path)), str(path), "7", has_monitor=True, interval_s=15)
-        self.guard = Guard(
-            self.loop,
-            backend,
-            self.step,  # type: ignore[arg-type] # all that it needs
-            self.journal,
-            traces=traces,
-            nodes=self.nodes,
-            hang=HangWatch(self.journal, num_nodes, "n0:1"),
-            may_return=may_return,
-        )
+        shared = now(path, backend, self.nodes, min_nodes=1 if may_return else None)
+        shared.loop, shared.journal = self.loop, self.journal
+        self.guard = Guard(shared, self.step)  # type: ignore[arg-type] # all that it needs
         for name in self.nodes:
             self.journal.write("monitor_up", node=name, pid=1)
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.backends.slurm import Slurm
-from jobs.supervisor.guard import Guard, Traces
-from jobs.supervisor.hang import HangWatch
-from rundir.paths import RunDir
-from tests.jobs.backend import Fake
+from jobs.supervisor.guard import Guard
+from tests.jobs.backend import Fake, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,16 +120,8 @@ def test_all_lost_nodes_are_named_and_the_step_ends_once(tmp_path: Path) -> None
     """A rack without power is one loss and not, one after the other, as many as its nodes."""
     loop, step = Now(), Step()
     backend = Fake(lost_nodes={"n2": "no answer", "n3": "no answer"})
-    traces = Traces(RunDir(str(tmp_path)), str(tmp_path), "7", has_monitor=True, interval_s=-9)
-    guard = Guard(  # each of these has what it needs
-        loop,  # type: ignore[arg-type]
-        backend,  # type: ignore[arg-type]
-        step,  # type: ignore[arg-type]
-        step,  # type: ignore[arg-type]
-        traces=traces,
-        nodes=["n2", "n3"],
-        hang=HangWatch(step, 3, "n1:1"),  # type: ignore[arg-type]
-    )
+    shared = now(tmp_path, backend, ["n2", "n3"], interval_s=-9, loop=loop, journal=step)
+    guard = Guard(shared, step)  # type: ignore[arg-type] # it has what is needed
     for call in 2 * loop.calls:
         call()
     assert step.written == [("lost_node", "n2"), ("lost_node", "n3")]

@@ -55,3 +55,9 @@ def test_a_slow_reader_gets_every_line(full: tuple[int, int], *, is_blocking: bo
         data += os.read(reader, 1 << 16)
     thread.join()
     assert data.lstrip(b"x") == text.encode()
+
+
+def test_a_message_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where it quotes another program's lines, such as Slurm's complaint."""
+    messages.info("refused (slurm_update error:\nJob is pending)")
+    assert capfd.readouterr().err == "prelaunch: refused (slurm_update error: Job is pending)\n"

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs.loop import Loop
 from jobs.supervisor.decide import choose_nodes
 from jobs.supervisor.elastic import Returns
+from tests.jobs.backend import now
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Run:
     """A step on two nodes of three that the job has, of which `lost` are lost."""
 
-    def __init__(self, most: int, lost: tuple[str, ...]) -> None:
+    def __init__(self, tmp_path: Path, most: int, lost: tuple[str, ...]) -> None:
         self.back: set[str] = set()
         self.asked: list[str] = []
         self.events: list[tuple[str, str]] = []
         self.num_stops = 0
         self.loop = Loop()
         step: Any = SimpleNamespace(num_nodes=2, ask_for_checkpoint=self._stop)
-        limits = SimpleNamespace(min_nodes=2)
-        job: Any = SimpleNamespace(
-            limits=limits, num_nodes_allocated=3, num_nodes_wanted=most, is_own_command=False
-        )
-        self.returns = Returns(
-            self.loop,
-            self,
-            step,
-            self,
-            job,
-            interval_s=0.01,
-            lost=lost,
-            num_bad=0,
-            refused=frozenset(),  # type: ignore[arg-type] # all it needs
-        )
+        shared = now(tmp_path, self, ["n0", "n1"], min_nodes=2, num_nodes_wanted=most, lost=lost)
+        shared.loop, shared.journal, shared.bad, shared.refused = self.loop, self, (), frozenset()
+        shared.settings.number = lambda _: 0.01
+        self.returns = Returns(shared, step)
 
     reports = SimpleNamespace(has_trained=True)
 
@@ -53,9 +46,9 @@ class Run:
         self.num_stops += 1
 
 
-def test_a_run_that_has_all_its_nodes_keeps_it_as_spare() -> None:
+def test_a_run_that_has_all_its_nodes_keeps_it_as_spare(tmp_path: Path) -> None:
     """No rank is asked to stop, and the node is asked for no more; another one still is."""
-    run = Run(2, ("n1", "n2"))
+    run = Run(tmp_path, 2, ("n1", "n2"))
     run.back = {"n2"}
     assert run.loop.run(lambda: run.returns.spare, 10)
     assert run.returns.spare == ("n2",)
@@ -68,9 +61,9 @@ def test_a_run_that_has_all_its_nodes_keeps_it_as_spare() -> None:
     assert (run.num_stops, run.returns.found) == (0, ())
 
 
-def test_a_run_that_has_fewer_goes_on_on_more() -> None:
+def test_a_run_that_has_fewer_goes_on_on_more(tmp_path: Path) -> None:
     """Its ranks are asked to stop with a checkpoint, once."""
-    run = Run(3, ("n2",))
+    run = Run(tmp_path, 3, ("n2",))
     run.back = {"n2"}
     assert run.loop.run(lambda: run.returns.found, 10)
     assert (run.num_stops, run.returns.spare) == (1, ())

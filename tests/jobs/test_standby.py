@@ -212,7 +212,7 @@ def test_a_run_goes_on_where_none_can_be_started() -> None:
     environ = {"DDP_WARM": "1", "DDP_ATTEMPT": "1"}
     settings = Settings(environ)
     settings.values.update(environ)
-    job = Named(id="1", is_own_command=False, limits=Named(max_restarts=3))
+    job = Named(id="1", is_own_command=False, max_restarts=3)
     plan = Named(backend=Named(start=start, has_standby=True), job=job, here=Named(environ={}))
     step = Step([], environ, Layout(1, 1, 1, 1), ["n"], "out", is_restart=False)
     reports = Named(has_trained=True)

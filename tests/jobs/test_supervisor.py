@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from jobs.backends.base import Layout, Step
 from jobs.loop import Loop
 from jobs.supervisor.journal import Journal
 from jobs.supervisor.reports import Reports
-from jobs.supervisor.step import Output, RunningStep
+from jobs.supervisor.step import RunningStep
 from rundir import channel, events
 from rundir.paths import RunDir
 from tests.conftest import Cluster
@@ -190,11 +191,11 @@ def test_what_a_step_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
     journal.open(1)
     layout = Layout(1, 1, 1, 1)
     step = Step(words, dict(os.environ), layout, ["n"], str(tmp_path), is_restart=False)
-    output = Output(loop)
     passed: list[bytes] = []
-    output.put = passed.append  # type: ignore[method-assign] -- not to pytest's own
+    output = SimpleNamespace(put=passed.append)
     began_s = time.monotonic()
-    running = RunningStep(loop, Shell(), step, journal, output, grace_s=5)
+    now: Any = SimpleNamespace(loop=loop, output=output, plan=SimpleNamespace(backend=Shell()))
+    running = RunningStep(now, step, journal, grace_s=5)
     loop.run(running.is_over)
     running.close()
     journal.close()
