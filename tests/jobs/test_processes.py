@@ -58,7 +58,7 @@ def test_a_zombie_has_ended(start: Start) -> None:
 
 def test_who_carries_a_variable(start: Start) -> None:
     """The whole of it, and not this process itself."""
-    process = start("echo ready; exec sleep 600", DDP_TEST_MARK="a=b")
+    process = start("echo ready; kill -STOP $$", DDP_TEST_MARK="a=b")  # exec hides it for a moment
     assert processes.processes_with("DDP_TEST_MARK=a=b") == [process.pid]
     assert processes.processes_with("DDP_TEST_MARK=a") == []
     assert processes.processes_with("TEST_TOKEN=a=b") == []
@@ -66,7 +66,7 @@ def test_who_carries_a_variable(start: Start) -> None:
 
 def test_who_is_below(start: Start) -> None:
     """A child's child, and nobody beside them."""
-    above = start("(sleep 600 & wait) & echo ready; wait")
+    above = start("(sleep 600 & echo ready; wait) & wait")
     beside = start("echo ready; exec sleep 600")
     found = processes.with_descendants([above.pid])
     assert len(found) == 3
