@@ -203,7 +203,7 @@ class Loop:
                 test_loss=measured.loss,
                 test_accuracy=measured.accuracy,
                 derived=components.workload.derived(measured.loss),
-                num_samples=components.evaluation.num_samples,
+                num_samples=components.evaluation.test.num_samples,
                 train_time_s=self.progress.train_time_s,
             )
         )
