@@ -197,37 +197,27 @@ def _check_model(config: Config, workload: Workload) -> None:
 
 def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
     try:
-        is_finished = _execute(run, env)
-    except UserError as error:
-        if run.ranks.world_size == 1:
-            raise
-        # What is wrong with this rank's samples, no other rank may ever see.
-        if run.ranks.is_node_main or run.has_begun:
-            warn(error)
-        _end_at_once(codes.USAGE)
+        is_finished = run.execute(env)
     # Whatever it is, it is reported and ends this rank; so does sys.exit(), whose code could be 0.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        if not isinstance(error, RunFailedError):
-            traceback.print_exc()
-        else:  # on every rank: its own log is where a person reads it
-            warn(error)
-        _record(run, error)
-        if run.ranks.world_size == 1:
-            return codes.FAILED
-        _end_at_once(codes.FAILED)
+        # CUDA reports at any call that it cannot be used.
+        mistake = error if isinstance(error, UserError) else misfit(error)
+        if mistake is not None:
+            # What is wrong with this rank's samples, no other rank may ever see.
+            if run.ranks.is_node_main or run.has_begun:
+                warn(mistake)
+        else:
+            if isinstance(error, RunFailedError):  # on every rank: a person reads its own log
+                warn(error)
+            else:
+                traceback.print_exc()
+            _record(run, error)
+        code = codes.FAILED if mistake is None else codes.USAGE
+        if run.ranks.world_size > 1:
+            _end_at_once(code)
+        return code
     stacks.close()
     return codes.FINISHED if is_finished else codes.STOPPED
-
-
-def _execute(run: Run, env: MutableMapping[str, str]) -> bool:
-    """Train. Raises UserError also where CUDA reports, at any call, that it cannot be used."""
-    try:
-        return run.execute(env)
-    except Exception as error:
-        mismatch = misfit(error)
-        if mismatch is None:
-            raise
-        raise mismatch from error
 
 
 def _record(run: Run, error: BaseException) -> None:
