@@ -62,7 +62,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         is_leader = ranks.is_node_main  # from here on it is about files: each node has its own
         workload.check()
         _check_samples(workload, plan)
-        if config.init_from is not None and not workload.reads(config.init_from):
+        if config.init_from is not None:
             check_source(config.init_from)
         _check_resume(config, settings)
         if config.check:
@@ -191,7 +191,7 @@ def _check_device(config: Config, ranks: Ranks, env: MutableMapping[str, str]) -
 def _check_model(config: Config, workload: Workload) -> None:
     """Refuse a model that the run would refuse, or weights to begin with that are not its own."""
     workload.check_model()
-    if config.init_from is not None and not workload.reads(config.init_from):
+    if config.init_from is not None:
         check_weights(config.init_from, workload.build_empty() or workload.build_model())
 
 

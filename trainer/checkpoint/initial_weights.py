@@ -1,7 +1,7 @@
-"""The weights that --init-from begins with: of a checkpoint of ours, or of a file.
+"""The weights that --init-from begins with: of a checkpoint, a file, or a Hugging Face folder.
 
 A run that begins with another one's weights is a new run: it begins at step 0, with an optimizer of
-its own. Folders in Hugging Face's layout are the workload's to read (`Workload.stored_weights`).
+its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rundir.text import counted
 from trainer.checkpoint.layout import MODEL, find
 from trainer.errors import UserError, short_line
+from trainer.workloads.llama_hf import StoredWeights, is_hugging_face, read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,12 +26,12 @@ _NUM_NAMED = 3
 
 
 def check_source(source: Path) -> None:
-    """Raise UserError unless `source` can be a file of weights, a checkpoint, or a run with one."""
+    """Raise UserError unless `source` can be one of these, or a run with a checkpoint."""
     if source.suffix in (_SAFETENSORS, *_TORCH):
         if not source.is_file():
             raise _error(source, "a file that is there", "none", "correct the path")
-        return
-    find(source)
+    elif not is_hugging_face(source):
+        find(source)
 
 
 def check_weights(source: Path, model: nn.Module) -> None:
@@ -56,8 +57,10 @@ def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Siz
 
 def _opened(
     source: Path, own: Mapping[str, Tensor], elsewhere: Mapping[str, torch.Size]
-) -> _File | _Checkpoint:
-    weights: _File | _Checkpoint = _File(source) if source.is_file() else _Checkpoint(source)
+) -> _File | _Folder | _Checkpoint:
+    kind: type[_File | _Folder | _Checkpoint]
+    kind = _File if source.is_file() else _Folder if is_hugging_face(source) else _Checkpoint
+    weights = kind(source)
     _check(source, weights.shapes, {**{k: t.shape for k, t in own.items()}, **elsewhere})
     _check_kinds(source, weights.kinds, own)
     return weights
@@ -122,6 +125,23 @@ class _Checkpoint:
             self._loading.read_into(self._path, {MODEL + name: t for name, t in tensors.items()})
 
 
+class _Folder:
+    """A Llama in Hugging Face's layout, read one weight after the other."""
+
+    def __init__(self, source: Path) -> None:
+        import torch  # noqa: PLC0415 -- see begin_with
+
+        self._stored = StoredWeights(source, read_shape(source))
+        self.shapes = self._stored.shapes
+        self.kinds = dict.fromkeys(self.shapes, torch.float32)
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        from trainer.parallel.initialise import keep_own_part  # noqa: PLC0415 -- imports torch
+
+        for name, tensor in tensors.items():
+            keep_own_part(self._stored(name), tensor)
+
+
 class _File:
     """A state dict in safetensors' form or torch's; ours of `trainer.export` has it as `model`.
 
@@ -141,7 +161,8 @@ class _File:
         from trainer.parallel.initialise import keep_own_part  # noqa: PLC0415 -- imports torch
 
         for name, tensor in self._tensors():
-            keep_own_part(tensor, tensors[name])
+            if name in tensors:  # else it is of another stage of a pipeline
+                keep_own_part(tensor, tensors[name])
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         import torch  # noqa: PLC0415
