@@ -137,7 +137,8 @@ class Run:
         train_data, test_data = train_data_of(self.workload), test_data_of(self.workload)
         num_train = len(train_data)  # type: ignore[arg-type] # map-style sets have a length
         steps_per_epoch = plan.steps_per_epoch(num_train)
-        learning_rate = LearningRate.of(config, self._total_steps(steps_per_epoch))
+        total_steps = self._total_steps(steps_per_epoch)
+        learning_rate = LearningRate(config=config, total_steps=total_steps)
         fresh = TrainState(
             seed=self.settings.seed if config.seed is None else config.seed,
             global_batch_size=config.global_batch_size,
