@@ -145,18 +145,17 @@ class Loop:
             self.step = components.heartbeat.step = step
             components.profiler.after(step)
             if step == self._first_step:
+                self._first_step = 0  # of this attempt, also where it is rolled back to its start
                 self.progress.first_step_done(step)
                 self._memory.report_measured()
             if step % log_every == 0 or step == self._total_steps:
                 self._log(step)
             if check_every and step % check_every == 0:
                 self._check_replicas(step)
-            if consensus.reached():
+            stopped = consensus.reached()
+            if stopped or consensus.is_save_due:
                 self.state = replace(self.state, step=step)
-                return True
-            if consensus.is_save_due:
-                self.state = replace(self.state, step=step)
-                return False
+                return stopped
         self.state = replace(self.state, step=pause_step)
         return False
 

@@ -36,7 +36,6 @@ class MemoryReport:
 
     def __init__(self, components: Components) -> None:
         self._components = components
-        self._is_reported = False
         self._is_small = False
         self._is_expected = False
         self._gradients_bytes = 0
@@ -45,9 +44,6 @@ class MemoryReport:
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Take the first step in here; what is expected is reported before it."""
-        if self._is_reported:  # the run was rolled back
-            yield
-            return
         components = self._components
         self._report_expected()
         components.trained.update.on_gradients = self._see_gradients
@@ -59,9 +55,6 @@ class MemoryReport:
 
     def report_measured(self) -> None:
         """Report what the first step took. All ranks call this after it."""
-        if self._is_reported:
-            return
-        self._is_reported = True
         components = self._components
         states = components.trained.update.optimizer.state.values()
         use = MemoryUse(
