@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from rundir import codes
-from trainer.checkpoint.initial_weights import check_source, check_weights
-from trainer.checkpoint.layout import find_folder, incomplete, is_missing
+from trainer.checkpoint.layout import check_initial, find_folder, incomplete, is_missing
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
@@ -63,7 +62,7 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         workload.check()
         _check_samples(workload, plan)
         if config.init_from is not None:
-            check_source(config.init_from)
+            check_initial(config.init_from)
         _check_resume(config, settings)
         if config.check:
             # Not in a job: its batch step may have no GPU where its ranks have one, and
@@ -192,6 +191,8 @@ def _check_model(config: Config, workload: Workload) -> None:
     """Refuse a model that the run would refuse, or weights to begin with that are not its own."""
     workload.check_model()
     if config.init_from is not None:
+        from trainer.checkpoint.initial_weights import check_weights  # noqa: PLC0415 -- as above
+
         check_weights(config.init_from, workload.build_empty() or workload.build_model())
 
 
