@@ -87,10 +87,8 @@ def _allocate(device: torch.device) -> None:
 def _product(device: torch.device) -> tuple[float, float]:
     """Multiply matrices of -1, 0 and 1: every order of summation gives the same exact numbers.
 
-    Returns:
-        How many elements differ from the exact product in the worst of some repetitions, and the
-        speed in TFLOP/s.
-
+    Return how many elements differ from the exact product in the worst of some repetitions, and the
+    speed in TFLOP/s.
     """
     is_gpu = device.type == "cuda"
     num = _NUM_TILES_GPU if is_gpu else _NUM_TILES_CPU
@@ -131,9 +129,7 @@ def measure_link(gpu: int | None, group: Group, enter: Enter) -> float:
 def all_reduce(gpu: int | None, group: Group) -> float:
     """Reduce over a group of processes, each with its own GPU; Gbit/s on the bus.
 
-    Raises:
-        RuntimeError: it fails, or its sum is wrong.
-
+    Raises RuntimeError if it fails, or its sum is wrong.
     """
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     if gpu is not None:
