@@ -41,13 +41,6 @@ class Loop:
 
     def run(self) -> bool:
         """Train; return whether the run is finished, False if it was asked to stop."""
-        try:
-            return self._run()
-        except torch.OutOfMemoryError:
-            self._components.profiler.out_of_memory()
-            raise
-
-    def _run(self) -> bool:
         stopped = self._components.consensus.reached()
         while True:
             try:
@@ -57,6 +50,9 @@ class Loop:
                 stopped = self._train_until_pause()
             except RollBack as request:
                 self._roll_back(request)
+            except torch.OutOfMemoryError:
+                self._components.profiler.out_of_memory()
+                raise
         self._leave(stopped=stopped)
         self._components.profiler.close()
         return not stopped
