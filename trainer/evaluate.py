@@ -73,7 +73,6 @@ def _measure(
     from trainer.checkpoint import loading  # noqa: PLC0415
     from trainer.data.batch_plan import plan_batches  # noqa: PLC0415
     from trainer.data.batches import build_batches  # noqa: PLC0415
-    from trainer.data.datasets import prepare  # noqa: PLC0415
     from trainer.distributed.mesh import open_mesh  # noqa: PLC0415
     from trainer.environment import Ranks  # noqa: PLC0415
     from trainer.loop.evaluation import Evaluation  # noqa: PLC0415
@@ -93,7 +92,8 @@ def _measure(
     workload.check()
     mesh = open_mesh(Ranks(), dict(os.environ))
     set_up(config.precision, mesh.device)
-    prepare(workload, mesh)
+    workload.prepare()
+    workload.check()  # what was fetched is no better than what was there
     data = test_data_of(workload)
     if data is None:
         raise UserError(

@@ -15,7 +15,6 @@ from trainer.checkpoint.resume import Resume
 from trainer.checkpoint.snapshots import Snapshots
 from trainer.checkpoint.train_state import TrainState, identity_of
 from trainer.data.batches import build_batches
-from trainer.data.datasets import prepare
 from trainer.distributed.device import be_deterministic, uuid_of
 from trainer.distributed.host_memory import keep_freed_memory
 from trainer.distributed.mesh import open_mesh
@@ -133,7 +132,7 @@ class Run:
     def _build(self, mesh: Mesh, env: Mapping[str, str]) -> Loop:
         """Build the loop; validate everything the user can get wrong before writing any file."""
         config, plan = self.config, self.plan
-        prepare(self.workload, mesh)
+        prepare_data(self.workload, mesh)
         train_data, test_data = train_data_of(self.workload), test_data_of(self.workload)
         num_train = len(train_data)  # type: ignore[arg-type] # map-style sets have a length
         steps_per_epoch = plan.steps_per_epoch(num_train)
@@ -347,3 +346,24 @@ def prepare_device(config: Config, device: torch.device, env: Mapping[str, str])
     set_up(config.precision, device)
     check_device(config, device)
     check_compiler(config, device.type, env)
+
+
+def prepare_data(workload: Workload, mesh: Mesh) -> None:
+    """Let one rank of each node fetch what is missing; all ranks fail if one does."""
+    problem: UserError | None = None
+    if mesh.ranks.is_node_main:
+        try:
+            workload.prepare()
+        except UserError as error:
+            problem = error
+    (failed,) = mesh.max([float(problem is not None)])
+    if problem:
+        raise problem
+    if failed:
+        raise UserError(
+            "data",
+            rule="be there on every node",
+            found="absent on another",
+            remedy="see its message",
+        )
+    workload.check()  # what was fetched is no better than what was there
