@@ -33,16 +33,12 @@ def derive_seed(*parts: int | str) -> int:
 def seed_all(seed: int) -> None:
     """Seed every generator of this process."""
     torch.manual_seed(seed)
-    _seed_others(seed)
+    seed_cpu(seed)
 
 
 def seed_cpu(seed: int) -> None:
     """Seed the generators that work on samples; microseconds, and no GPU is touched."""
     torch.default_generator.manual_seed(seed)
-    _seed_others(seed)
-
-
-def _seed_others(seed: int) -> None:
     random.seed(seed)
     _NUMPY.seed(seed & 0xFFFFFFFF)
 
