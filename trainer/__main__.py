@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from rundir import codes
-from trainer.checkpoint.initial_weights import check_source, check_weights
-from trainer.checkpoint.layout import find_folder, incomplete, is_missing
+from trainer.checkpoint.layout import check_initial, find_folder, incomplete, is_missing
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
@@ -62,8 +61,8 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         is_leader = ranks.is_node_main  # from here on it is about files: each node has its own
         workload.check()
         _check_samples(workload, plan)
-        if config.init_from is not None and not workload.reads(config.init_from):
-            check_source(config.init_from)
+        if config.init_from is not None:
+            check_initial(config.init_from)
         _check_resume(config, settings)
         if config.check:
             # Not in a job: its batch step may have no GPU where its ranks have one, and
@@ -191,43 +190,35 @@ def _check_device(config: Config, ranks: Ranks, env: MutableMapping[str, str]) -
 def _check_model(config: Config, workload: Workload) -> None:
     """Refuse a model that the run would refuse, or weights to begin with that are not its own."""
     workload.check_model()
-    if config.init_from is not None and not workload.reads(config.init_from):
+    if config.init_from is not None:
+        from trainer.checkpoint.initial_weights import check_weights  # noqa: PLC0415 -- as above
+
         check_weights(config.init_from, workload.build_empty() or workload.build_model())
 
 
 def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
     try:
-        is_finished = _execute(run, env)
-    except UserError as error:
-        if run.ranks.world_size == 1:
-            raise
-        # What is wrong with this rank's samples, no other rank may ever see.
-        if run.ranks.is_node_main or run.has_begun:
-            warn(error)
-        _end_at_once(codes.USAGE)
+        is_finished = run.execute(env)
     # Whatever it is, it is reported and ends this rank; so does sys.exit(), whose code could be 0.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        if not isinstance(error, RunFailedError):
-            traceback.print_exc()
-        else:  # on every rank: its own log is where a person reads it
-            warn(error)
-        _record(run, error)
-        if run.ranks.world_size == 1:
-            return codes.FAILED
-        _end_at_once(codes.FAILED)
+        # CUDA reports at any call that it cannot be used.
+        mistake = error if isinstance(error, UserError) else misfit(error)
+        if mistake is not None:
+            # What is wrong with this rank's samples, no other rank may ever see.
+            if run.ranks.is_node_main or run.has_begun:
+                warn(mistake)
+        else:
+            if isinstance(error, RunFailedError):  # on every rank: a person reads its own log
+                warn(error)
+            else:
+                traceback.print_exc()
+            _record(run, error)
+        code = codes.FAILED if mistake is None else codes.USAGE
+        if run.ranks.world_size > 1:
+            _end_at_once(code)
+        return code
     stacks.close()
     return codes.FINISHED if is_finished else codes.STOPPED
-
-
-def _execute(run: Run, env: MutableMapping[str, str]) -> bool:
-    """Train. Raises UserError also where CUDA reports, at any call, that it cannot be used."""
-    try:
-        return run.execute(env)
-    except Exception as error:
-        mismatch = misfit(error)
-        if mismatch is None:
-            raise
-        raise mismatch from error
 
 
 def _record(run: Run, error: BaseException) -> None:

@@ -73,7 +73,6 @@ def _measure(
     from trainer.checkpoint import loading  # noqa: PLC0415
     from trainer.data.batch_plan import plan_batches  # noqa: PLC0415
     from trainer.data.batches import build_batches  # noqa: PLC0415
-    from trainer.data.datasets import prepare  # noqa: PLC0415
     from trainer.distributed.mesh import open_mesh  # noqa: PLC0415
     from trainer.environment import Ranks  # noqa: PLC0415
     from trainer.loop.evaluation import Evaluation  # noqa: PLC0415
@@ -93,10 +92,10 @@ def _measure(
     workload.check()
     mesh = open_mesh(Ranks(), dict(os.environ))
     set_up(config.precision, mesh.device)
-    prepare(workload, mesh)
+    workload.prepare()
+    workload.check()  # what was fetched is no better than what was there
     data = test_data_of(workload)
-    num_samples = 0 if data is None else len(data)  # type: ignore[arg-type] # sets have a length
-    if data is None or not num_samples:
+    if data is None:
         raise UserError(
             f"--workload {config.workload}",
             rule="have held-out samples to measure on",
@@ -114,11 +113,11 @@ def _measure(
             remedy="name the run's own --data-dir",
         ) from error
     plan = plan_batches(global_batch_size=_BATCH_SIZE, micro_batch_size=None, dp_rank=0, dp_size=1)
+    test = build_batches(data, plan, seed=0, device=mesh.device, num_workers=0)
     measured = Evaluation(
         workload=workload,
         model=model,
-        test=build_batches(data, plan, seed=0, device=mesh.device, num_workers=0),
-        num_samples=num_samples,
+        test=test,
         precision=config.precision,
         mesh=mesh,
         consensus=StopConsensus(mesh, StopRequest(), Heartbeat()),
@@ -130,7 +129,7 @@ def _measure(
         "test_accuracy": measured.accuracy,
         "test_loss": measured.loss,
         **workload.derived(measured.loss),
-        "num_samples": num_samples,
+        "num_samples": test.num_samples,
     }
 
 

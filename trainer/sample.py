@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokenizer", default="bytes", help="bytes (default) or a tokenizer.json")
     options = parser.parse_args(argv)
     tokenizer = load_tokenizer(options.tokenizer)
-    prompt = tokenizer.encode(options.prompt.encode("utf-8", "replace").decode())
+    text = options.prompt.encode("utf-8", "replace").decode()
+    prompt = list(next(iter(tokenizer.encode_all([text]))))
     is_seed = 0 <= options.seed < 2**63
     if not prompt or options.tokens < 0 or not options.temperature >= 0 or not is_seed:
         raise UserError(

@@ -1,36 +1,31 @@
-"""The weights that --init-from begins with: of a checkpoint of ours, or of a file.
+"""The weights that --init-from begins with: of a checkpoint, a file, or a Hugging Face folder.
 
 A run that begins with another one's weights is a new run: it begins at step 0, with an optimizer of
-its own. Folders in Hugging Face's layout are the workload's to read (`Workload.stored_weights`).
+its own.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from safetensors import safe_open
+
 from rundir.text import counted
-from trainer.checkpoint.layout import MODEL, find
+from trainer.checkpoint import loading
+from trainer.checkpoint.layout import MODEL, SAFETENSORS, find
 from trainer.errors import UserError, short_line
+from trainer.parallel.initialise import keep_own_part
+from trainer.workloads.llama_hf import StoredWeights, is_hugging_face, read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    import torch
     from torch import Tensor, nn
 
-_SAFETENSORS, _TORCH = ".safetensors", (".pt", ".pth")
 _NUM_NAMED = 3
 """Of the tensors that do not fit, so many are named."""
-
-
-def check_source(source: Path) -> None:
-    """Raise UserError unless `source` can be a file of weights, a checkpoint, or a run with one."""
-    if source.suffix in (_SAFETENSORS, *_TORCH):
-        if not source.is_file():
-            raise _error(source, "a file that is there", "none", "correct the path")
-        return
-    find(source)
 
 
 def check_weights(source: Path, model: nn.Module) -> None:
@@ -44,8 +39,6 @@ def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Siz
     `elsewhere` is what only other ranks have. Raises UserError, on all ranks alike, where names or
     shapes are others; and on a rank that cannot read what it needs.
     """
-    import torch  # noqa: PLC0415 -- `check_source` is asked before the seconds of this
-
     own = model.state_dict()
     weights = _opened(source, own, elsewhere)
     tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in own.items()}
@@ -56,8 +49,10 @@ def begin_with(source: Path, model: nn.Module, elsewhere: Mapping[str, torch.Siz
 
 def _opened(
     source: Path, own: Mapping[str, Tensor], elsewhere: Mapping[str, torch.Size]
-) -> _File | _Checkpoint:
-    weights: _File | _Checkpoint = _File(source) if source.is_file() else _Checkpoint(source)
+) -> _File | _Folder | _Checkpoint:
+    kind: type[_File | _Folder | _Checkpoint]
+    kind = _File if source.is_file() else _Folder if is_hugging_face(source) else _Checkpoint
+    weights = kind(source)
     _check(source, weights.shapes, {**{k: t.shape for k, t in own.items()}, **elsewhere})
     _check_kinds(source, weights.kinds, own)
     return weights
@@ -89,8 +84,6 @@ def _check_kinds(source: Path, found: Mapping[str, torch.dtype], own: Mapping[st
 
 def _check_tied(source: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Refuse two values for what is one parameter by two names."""
-    import torch  # noqa: PLC0415 -- see begin_with
-
     first: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         one = first.setdefault(parameter, name)
@@ -106,9 +99,7 @@ class _Checkpoint:
     """One of ours: each rank reads its own shards."""
 
     def __init__(self, source: Path) -> None:
-        from trainer.checkpoint import loading  # noqa: PLC0415 -- imports torch
-
-        self._loading, self._path = loading, find(source)
+        self._path = find(source)
         with loading.damage_is_users(f"--init-from {self._path}"):
             loading.verify(self._path)
             entries = loading.read_index(self._path).entries
@@ -118,8 +109,21 @@ class _Checkpoint:
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Read each of `tensors`, laid out as this rank's, by its name."""
-        with self._loading.damage_is_users(f"--init-from {self._path}"):
-            self._loading.read_into(self._path, {MODEL + name: t for name, t in tensors.items()})
+        with loading.damage_is_users(f"--init-from {self._path}"):
+            loading.read_into(self._path, {MODEL + name: t for name, t in tensors.items()})
+
+
+class _Folder:
+    """A Llama in Hugging Face's layout, read one weight after the other."""
+
+    def __init__(self, source: Path) -> None:
+        self._stored = StoredWeights(source, read_shape(source))
+        self.shapes = self._stored.shapes
+        self.kinds = dict.fromkeys(self.shapes, torch.float32)
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            keep_own_part(self._stored(name), tensor)
 
 
 class _File:
@@ -138,18 +142,13 @@ class _File:
             self.shapes[name], self.kinds[name] = tensor.shape, tensor.dtype
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        from trainer.parallel.initialise import keep_own_part  # noqa: PLC0415 -- imports torch
-
         for name, tensor in self._tensors():
-            keep_own_part(tensor, tensors[name])
+            if name in tensors:  # else it is of another stage of a pipeline
+                keep_own_part(tensor, tensors[name])
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        import torch  # noqa: PLC0415
-
         try:
-            if self._source.suffix == _SAFETENSORS:
-                from safetensors import safe_open  # noqa: PLC0415
-
+            if self._source.suffix == SAFETENSORS:
                 with safe_open(self._source, "pt") as file:
                     for name in file.keys():  # noqa: SIM118 -- it is no mapping
                         yield name, file.get_tensor(name)

@@ -24,11 +24,14 @@ from rundir.paths import step_name, step_of
 from trainer.checkpoint import manifest
 from trainer.checkpoint.train_state import State
 from trainer.errors import UserError
+from trainer.workloads.llama_hf import is_hugging_face
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 STATE_FILE = "state.json"
+SAFETENSORS, TORCH = ".safetensors", (".pt", ".pth")
+"""Endings of files of weights."""
 POINTERS = (paths.LATEST, paths.BEST)
 
 
@@ -262,6 +265,20 @@ def find(path: Path) -> Path:
             remedy="name a folder such as out/RUN/checkpoints/step-100",
         )
     return folder.path / folder.names()[0]
+
+
+def check_initial(source: Path) -> None:
+    """Raise UserError unless --init-from names a file, a Hugging Face folder or a checkpoint."""
+    if source.suffix in (SAFETENSORS, *TORCH):
+        if not source.is_file():
+            raise UserError(
+                f"--init-from {source}",
+                rule="be a file that is there",
+                found="none",
+                remedy="correct the path",
+            )
+    elif not is_hugging_face(source):
+        find(source)
 
 
 MODEL = "model/"

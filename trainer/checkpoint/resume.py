@@ -47,24 +47,20 @@ def load_requested(checkpoints: Checkpoints, request: str, prepare: Prepare) -> 
     if request == "none":
         checkpoints.report_resume(0, None, [])
         return None
-    if request == "auto":
-        loaded, skipped = _load_first(checkpoints, folder.paths, prepare)
-        if loaded is None and skipped:
-            newest = skipped[0]
-            raise UserError(
-                f"--resume auto, {folder.path}",
-                rule="find a checkpoint that is whole",
-                found=f"all {len(skipped)} damaged, the newest, {Path(newest['path']).name}: "
-                f"{newest['problem']}",
-                remedy="repair one, name another run's by --resume PATH, or begin anew by "
-                "--resume none",
-            )
-        return loaded
-
-    def only_named() -> list[Path]:
-        return [requested(request, folder.path)]
-
-    return _load_first(checkpoints, only_named, prepare, named=request)[0]
+    named = None if request == "auto" else request
+    list_own = folder.paths if named is None else lambda: [requested(request, folder.path)]
+    loaded, skipped = _load_first(checkpoints, list_own, prepare, named=named)
+    if loaded is None and skipped:
+        newest = skipped[0]
+        raise UserError(
+            f"--resume auto, {folder.path}",
+            rule="find a checkpoint that is whole",
+            found=f"all {len(skipped)} damaged, the newest, {Path(newest['path']).name}: "
+            f"{newest['problem']}",
+            remedy="repair one, name another run's by --resume PATH, or begin anew by "
+            "--resume none",
+        )
+    return loaded
 
 
 def load_previous(checkpoints: Checkpoints, prepare: Prepare) -> Loaded | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 NO_SPACE, WRITE_ERROR = "no space", "write error"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NEARLY_FULL_BYTES = 1 << 20
 _PROBE_BYTES = 1 << 20
 _SHORT_TURN_S = 0.0005
 
@@ -155,20 +153,13 @@ def _distributed_checkpoint() -> Any:  # noqa: ANN401 -- a module
 def _explain(error: BaseException, path: Path) -> tuple[str, str]:
     """Return the reason and one line for what was raised while writing."""
     chain = list(causes(error))
-    full = next((e for e in chain if isinstance(e, OSError) and e.errno in _FULL), None)
-    if full is not None:
-        return NO_SPACE, short_line(full)
+    numbered = [e for e in chain if isinstance(e, OSError) and e.errno]
     # torch's writer swallows the number of the error on its way through C++.
-    if not any(isinstance(e, OSError) and e.errno for e in chain):
-        refused = _probe(path)
-        if refused is not None:
-            reason = NO_SPACE if refused.errno in _FULL else WRITE_ERROR
-            return reason, short_line(refused)
-    with contextlib.suppress(OSError):  # the folder may be gone: what was raised is reported
-        num_free = num_free_bytes(path)
-        if num_free < _NEARLY_FULL_BYTES:
-            return NO_SPACE, f"{num_free / 2**20:.1f} MiB free while it was being written"
-    return WRITE_ERROR, short_line(chain[-1])
+    refused = None if numbered else _probe(path)
+    for found in (*numbered, refused):
+        if found is not None and found.errno in _FULL:
+            return NO_SPACE, short_line(found)
+    return WRITE_ERROR, short_line(refused or chain[-1])
 
 
 def _probe(folder: Path) -> OSError | None:

@@ -41,12 +41,7 @@ class Exchange:
             wait(self.send(rank, text, data))
 
     def receive(self, source: int, key: Key) -> None:
-        """Receive one from a rank, even where it cannot be kept.
-
-        Raises:
-            OSError: it cannot be kept here.
-
-        """
+        """Receive one from a rank, even where it cannot be kept: that raises OSError."""
 
         def receive(into: Tensor) -> Tensor:
             dist.recv(into, src=source, group=self._group.handle)
@@ -73,9 +68,7 @@ def wait(sent: Sent) -> None:
 def keepers(nodes: Sequence[str]) -> dict[int, int]:
     """Return, of each rank, the one of the next node that keeps a copy of its; none on one node.
 
-    Args:
-        nodes: Of each rank, the name of its node.
-
+    `nodes` has the name of each rank's node.
     """
     ranks: dict[str, list[int]] = {}
     for rank, node in enumerate(nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from trainer.data.batch_plan import BatchPlan
+    from trainer.workloads.checks import Data
 
     Batch = tuple[Tensor, Tensor]
 
@@ -41,81 +43,116 @@ def _cut(indices: range, size: int) -> list[range]:
     return [indices[i : i + size] for i in range(0, len(indices), size)]
 
 
-class TensorBatches:
+class Batches(ABC):
+    """The batches of a set, on this rank's device.
+
+    Of sequences that ranks of cp share, each has its own positions: inputs and targets have the
+    shape (samples, S), and (samples, S / cp) when cut.
+    """
+
+    evaluation_batch_size: int
+
+    def __init__(self, data: Data, plan: BatchPlan, seed: int, device: torch.device) -> None:
+        self.num_samples = len(data)  # type: ignore[arg-type] # map-style sets have a length
+        self.cp, self.cp_rank = 1, 0
+        self._plan = plan
+        self._seed = seed
+        self._device = device
+        self._order = lru_cache(maxsize=1)(lambda epoch: permutation(seed, epoch, self.num_samples))
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+        steps = range(first_step, self._plan.steps_per_epoch(self.num_samples))
+        return map(self._own, self._microbatches(epoch, steps))
+
+    def evaluation(self, indices: range) -> Iterator[Batch]:
+        """Yield batches of the samples in `indices`, in order."""
+        return map(self._own, self._samples(_cut(indices, self.evaluation_batch_size)))
+
+    def num_targets(self, epoch: int, step_in_epoch: int) -> int | None:  # noqa: ARG002 -- for subclasses
+        """Return how many targets of a step count, on all ranks together; None: unknown before."""
+        return None
+
+    @abstractmethod
+    def _microbatches(self, epoch: int, steps: range) -> Iterator[Batch]:
+        """Yield this rank's, whole."""
+
+    @abstractmethod
+    def _samples(self, batches: Sequence[range]) -> Iterator[Batch]:
+        """Yield batches of samples in their own order, whole."""
+
+    def _own(self, batch: Batch) -> Batch:
+        inputs, targets = (part.to(self._device, non_blocking=True) for part in batch)
+        if self.cp == 1:
+            return inputs, targets
+        chunks = own_ranges(inputs.shape[1], self.cp, self.cp_rank)
+        own = [slice(chunk.start, chunk.stop) for chunk in chunks]
+        return (
+            torch.cat([inputs[:, part] for part in own], dim=1),
+            torch.cat([targets[:, part] for part in own], dim=1),
+        )
+
+
+class TensorBatches(Batches):
     """Microbatches of a set in memory: it lies on the device once, and is gathered by index."""
 
     evaluation_batch_size = _EVALUATION_BATCH
 
     def __init__(self, data: TensorData, plan: BatchPlan, seed: int, device: torch.device) -> None:
+        super().__init__(data, plan, seed, device)
         self._inputs = data.inputs.to(device)
         self._targets = data.targets.to(device)
-        self._plan = plan
-        self._seed = seed
         bytes_per_step = plan.rank_batch_size * data.inputs[0].nbytes
         self._steps_per_gather = max(1, _MAX_GATHER_BYTES // bytes_per_step)
 
-    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
-        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
-        order = permutation(self._seed, epoch, len(self._targets))
-        num_steps = self._plan.steps_per_epoch(len(self._targets))
-        for start in range(first_step, num_steps, self._steps_per_gather):
-            steps = range(start, min(start + self._steps_per_gather, num_steps))
-            chosen = torch.cat([order[self._plan.rank_slice(step)] for step in steps])
+    def _microbatches(self, epoch: int, steps: range) -> Iterator[Batch]:
+        order = self._order(epoch)
+        for part in _cut(steps, self._steps_per_gather):
+            chosen = torch.cat([order[self._plan.rank_slice(step)] for step in part])
             # The only copy to the device: a few indices, and no wait for it.
-            chosen = chosen.to(self._inputs.device, non_blocking=True)
-            sizes = self._plan.microbatch_sizes * len(steps)
+            chosen = chosen.to(self._device, non_blocking=True)
+            sizes = self._plan.microbatch_sizes * len(part)
             yield from zip(
                 torch.split(self._inputs.index_select(0, chosen), sizes),
                 torch.split(self._targets.index_select(0, chosen), sizes),
                 strict=True,
             )
 
-    def num_targets(self, epoch: int, step_in_epoch: int) -> None:
-        """Not known before they are read."""
-
-    def evaluation(self, indices: range) -> Iterator[Batch]:
-        """Yield batches of the samples in `indices`, in order."""
-        for part in _cut(indices, _EVALUATION_BATCH):
+    def _samples(self, batches: Sequence[range]) -> Iterator[Batch]:
+        for part in batches:
             own = slice(part.start, part.stop)
             yield self._inputs[own], self._targets[own]
 
 
-class TokenBatches:
+class TokenBatches(Batches):
     """Microbatches of a text too long to lie on the device: each is read when it is its turn."""
 
     def __init__(self, data: TokenData, plan: BatchPlan, seed: int, device: torch.device) -> None:
+        super().__init__(data, plan, seed, device)
         self._data = data
-        self._plan = plan
-        self._device = device
-        self._order = lru_cache(maxsize=1)(lambda epoch: permutation(seed, epoch, len(data)))
         self.evaluation_batch_size = plan.micro_batch_size  # what is known to fit
 
-    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
-        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
+    def num_targets(self, epoch: int, step_in_epoch: int) -> int | None:
+        """Count those that are not IGNORED, unless the data ignore more than they fill up."""
+        chosen = self._order(epoch)[self._plan.global_slice(step_in_epoch)]
+        return self._data.num_targets(chosen.numpy())
+
+    def _microbatches(self, epoch: int, steps: range) -> Iterator[Batch]:
         order = self._order(epoch)
-        for step in range(first_step, self._plan.steps_per_epoch(len(self._data))):
+        for step in steps:
             chosen = order[self._plan.rank_slice(step)]
             for samples in torch.split(chosen, self._plan.micro_batch_size):
                 yield self._gather(samples)
 
-    def num_targets(self, epoch: int, step_in_epoch: int) -> int | None:
-        """Return how many targets of a step count, on all ranks together; None: unknown before."""
-        chosen = self._order(epoch)[self._plan.global_slice(step_in_epoch)]
-        return self._data.num_targets(chosen.numpy())
-
-    def evaluation(self, indices: range) -> Iterator[Batch]:
-        """Yield batches of the samples in `indices`, in order."""
-        for part in _cut(indices, self.evaluation_batch_size):
+    def _samples(self, batches: Sequence[range]) -> Iterator[Batch]:
+        for part in batches:
             yield self._gather(torch.arange(part.start, part.stop))
 
     def _gather(self, samples: Tensor) -> Batch:
         inputs, targets = self._data.gather(samples.numpy())
         if self._device.type == "cuda":  # pinned, so that the copy runs behind
             inputs, targets = inputs.pin_memory(), targets.pin_memory()
-        return (
-            inputs.to(self._device, non_blocking=True),
-            targets.to(self._device, non_blocking=True),
-        )
+        return inputs, targets
 
 
 class SeededSamples(torch.utils.data.Dataset[Any]):
@@ -140,7 +177,7 @@ class SeededSamples(torch.utils.data.Dataset[Any]):
         return self._data[index]
 
 
-class LoadedBatches:
+class LoadedBatches(Batches):
     """Microbatches of a map-style dataset through DataLoader workers.
 
     Each sample of an epoch is seeded by (seed, epoch, its place in the epoch's order).
@@ -154,30 +191,19 @@ class LoadedBatches:
         device: torch.device,
         num_workers: int,
     ) -> None:
+        super().__init__(data, plan, seed, device)
         self._data = data
-        self._plan = plan
-        self._seed = seed
-        self._device = device
         self._num_workers = num_workers
         self.evaluation_batch_size = max(64, plan.micro_batch_size)
 
-    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
-        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
-        num_samples = len(self._data)  # type: ignore[arg-type] # map-style sets have a length
-        order = permutation(self._seed, epoch, num_samples).tolist()
+    def _microbatches(self, epoch: int, steps: range) -> Iterator[Batch]:
         size = self._plan.micro_batch_size
-        steps = range(first_step, self._plan.steps_per_epoch(num_samples))
         slices = map(self._plan.rank_slice, steps)
         places = [part for own in slices for part in _cut(range(own.start, own.stop), size)]
-        return self._load(places, order, epoch)
+        return self._load(places, self._order(epoch).tolist(), epoch)
 
-    def num_targets(self, epoch: int, step_in_epoch: int) -> None:
-        """Not known before they are read."""
-
-    def evaluation(self, indices: range) -> Iterator[Batch]:
-        """Yield batches of the samples in `indices`, in order."""
-        batches = _cut(indices, self.evaluation_batch_size)
-        return self._load(batches, range(indices.stop), _EVALUATION_EPOCH)
+    def _samples(self, batches: Sequence[range]) -> Iterator[Batch]:
+        return self._load(batches, range(self.num_samples), _EVALUATION_EPOCH)
 
     def _load(self, batches: Sequence[range], order: Sequence[int], epoch: int) -> Iterator[Batch]:
         """Yield batches of the samples at such places of `order`."""
@@ -188,11 +214,7 @@ class LoadedBatches:
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # else the loader would draw from the rank's own
         )
-        for inputs, targets in _readable(loader):
-            yield (
-                inputs.to(self._device, non_blocking=True),
-                targets.to(self._device, non_blocking=True),
-            )
+        return _readable(loader)
 
     def _keys(
         self, batches: Sequence[range], order: Sequence[int], epoch: int
@@ -230,54 +252,23 @@ def _checked(batch: object) -> Batch:
     )
 
 
-class CutBatches:
-    """Batches of sequences, cut to the positions that are this rank's of `cp` ranks.
-
-    Inputs and targets have the shape (samples, S), and (samples, S / cp) when cut.
-    """
-
-    def __init__(self, batches: Batches, cp: int, cp_rank: int) -> None:
-        self._batches = batches
-        self._cp = cp
-        self._cp_rank = cp_rank
-        self.evaluation_batch_size: int = batches.evaluation_batch_size
-
-    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
-        """Yield the microbatches of this rank from `first_step` of `epoch` on."""
-        return map(self._cut, self._batches.epoch(epoch, first_step))
-
-    def evaluation(self, indices: range) -> Iterator[Batch]:
-        """Yield batches of the samples in `indices`, in order."""
-        return map(self._cut, self._batches.evaluation(indices))
-
-    def num_targets(self, epoch: int, step_in_epoch: int) -> int | None:
-        """Return how many targets of a step count, on all ranks together; None: unknown before."""
-        return self._batches.num_targets(epoch, step_in_epoch)
-
-    def _cut(self, batch: Batch) -> Batch:
-        inputs, targets = batch
-        chunks = own_ranges(inputs.shape[1], self._cp, self._cp_rank)
-        own = [slice(chunk.start, chunk.stop) for chunk in chunks]
-        return (
-            torch.cat([inputs[:, part] for part in own], dim=1),
-            torch.cat([targets[:, part] for part in own], dim=1),
-        )
-
-
-Batches = TensorBatches | TokenBatches | LoadedBatches | CutBatches
-
-
-def build_batches(
-    data: TensorData | TokenData | Dataset[Any],
+def build_batches(  # noqa: PLR0913 -- all of it by name
+    data: Data,
     plan: BatchPlan,
     *,
     seed: int,
     device: torch.device,
     num_workers: int,
+    cp: int = 1,
+    cp_rank: int = 0,
 ) -> Batches:
-    """Choose the way that suits the data."""
+    """Choose the way that suits the data; of `cp` ranks that share sequences this is `cp_rank`."""
+    batches: Batches
     if isinstance(data, TensorData):
-        return TensorBatches(data, plan, seed, device)
-    if isinstance(data, TokenData):
-        return TokenBatches(data, plan, seed, device)
-    return LoadedBatches(data, plan, seed, device, num_workers)
+        batches = TensorBatches(data, plan, seed, device)
+    elif isinstance(data, TokenData):
+        batches = TokenBatches(data, plan, seed, device)
+    else:
+        batches = LoadedBatches(data, plan, seed, device, num_workers)
+    batches.cp, batches.cp_rank = cp, cp_rank
+    return batches

@@ -9,9 +9,9 @@ import contextlib
 import hashlib
 import math
 import random
-import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CPU = torch.device("cpu")
+_NUMPY: Any = np.random
+"""Its global generator, which data sets may draw from."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -31,35 +33,27 @@ def derive_seed(*parts: int | str) -> int:
 def seed_all(seed: int) -> None:
     """Seed every generator of this process."""
     torch.manual_seed(seed)
-    _seed_others(seed)
+    seed_cpu(seed)
 
 
 def seed_cpu(seed: int) -> None:
     """Seed the generators that work on samples; microseconds, and no GPU is touched."""
     torch.default_generator.manual_seed(seed)
-    _seed_others(seed)
-
-
-def _seed_others(seed: int) -> None:
     random.seed(seed)
-    numpy_random = _numpy_random()
-    if numpy_random is not None:
-        numpy_random.seed(seed & 0xFFFFFFFF)
+    _NUMPY.seed(seed & 0xFFFFFFFF)
 
 
 def capture(device: torch.device = _CPU) -> dict[str, Tensor]:
     """Return the state of each generator by name; the GPU's if `device` is one."""
     version, words, gauss = random.getstate()
+    _, keys, place, has_gauss, numpy_gauss = _NUMPY.get_state()
     states = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor([version, *words], dtype=torch.int64),
         "python_gauss": torch.tensor(math.nan if gauss is None else gauss, dtype=torch.float64),
+        "numpy": torch.tensor([*keys.tolist(), place, has_gauss], dtype=torch.int64),
+        "numpy_gauss": torch.tensor(numpy_gauss, dtype=torch.float64),
     }
-    numpy_random = _numpy_random()
-    if numpy_random is not None:
-        _, keys, place, has_gauss, numpy_gauss = numpy_random.get_state()
-        states["numpy"] = torch.tensor([*keys.tolist(), place, has_gauss], dtype=torch.int64)
-        states["numpy_gauss"] = torch.tensor(numpy_gauss, dtype=torch.float64)
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     return states
@@ -71,13 +65,10 @@ def restore(states: Mapping[str, Tensor], device: torch.device = _CPU) -> None:
     version, *words = states["python"].tolist()
     gauss = states["python_gauss"].item()
     random.setstate((version, tuple(words), None if math.isnan(gauss) else gauss))
-    numpy_random = _numpy_random()
-    if numpy_random is not None and "numpy" in states:
-        import numpy as np  # noqa: PLC0415 -- it is there already
-
+    if "numpy" in states:
         *keys, place, has_gauss = states["numpy"].tolist()
         array = np.array(keys, dtype=np.uint32)
-        numpy_random.set_state(("MT19937", array, place, has_gauss, states["numpy_gauss"].item()))
+        _NUMPY.set_state(("MT19937", array, place, has_gauss, states["numpy_gauss"].item()))
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
 
@@ -90,12 +81,3 @@ def undisturbed(device: torch.device = _CPU) -> Iterator[None]:
         yield
     finally:
         restore(states, device)
-
-
-def _numpy_random() -> Any:  # noqa: ANN401 -- a module, or None
-    """NumPy's global generator, if NumPy is in use at all; torch usually sees to that."""
-    if "numpy" not in sys.modules:
-        return None
-    import numpy.random  # noqa: PLC0415 -- see above
-
-    return numpy.random

@@ -33,10 +33,6 @@ class ByteTokenizer:
         """Yield the bytes of each text, without the one that ends it."""
         return (text.encode() for text in texts)
 
-    def encode(self, text: str) -> list[int]:
-        """Return a text's bytes."""
-        return list(text.encode())
-
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of bytes; what ends a document begins a line."""
         return bytes(tokens).replace(bytes([BYTES_EOS]), b"\n").decode("utf-8", "replace")
@@ -70,10 +66,6 @@ class HuggingFaceTokenizer:
         while batch := list(islice(following, _DOCUMENTS_A_BATCH)):
             for encoded in self._tokenizer.encode_batch(batch, add_special_tokens=False):
                 yield encoded.ids
-
-    def encode(self, text: str) -> list[int]:
-        """Return a text's tokens."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rundir import gpus
 from trainer.errors import RunFailedError, UserError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def choose_device(ranks: Ranks, env: MutableMapping[str, str]) -> torch.device:
     Of several MIG instances CUDA shows a process the first alone: each rank leaves its own in
     CUDA_VISIBLE_DEVICES of `env`.
     """
-    words = [word for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
+    words = gpus.visible(env.get("CUDA_VISIBLE_DEVICES", ""))
     if words and words[0].startswith("MIG-"):
         env["CUDA_VISIBLE_DEVICES"] = words[ranks.local_rank % len(words)]
     num_gpus = torch.cuda.device_count()
@@ -108,8 +109,8 @@ def lost_gpus_error(lost: str) -> UserError:
 
 def _usable_gpu() -> Path | None:
     """Find the file of a GPU that this process may open: a device cgroup hides those of others."""
-    gpus = sorted(_DEVICES.glob("nvidia[0-9]*"))
-    return next((gpu for gpu in gpus if os.access(gpu, os.R_OK | os.W_OK)), None)
+    files = sorted(_DEVICES.glob("nvidia[0-9]*"))
+    return next((gpu for gpu in files if os.access(gpu, os.R_OK | os.W_OK)), None)
 
 
 def be_deterministic(env: MutableMapping[str, str]) -> None:

@@ -60,7 +60,7 @@ class Mesh:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum each value over all ranks, in float64. A point of synchronisation of the CPUs."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        return self._begin(values, dist.ReduceOp.SUM)()
 
     def gather(self, value: float) -> list[float]:
         """Return every rank's value, by rank. A point of synchronisation of the CPUs."""
@@ -75,11 +75,11 @@ class Mesh:
 
     def max(self, values: Sequence[float]) -> list[float]:
         """Take each value's maximum over all ranks. A point of synchronisation of the CPUs."""
-        return self._reduce(values, dist.ReduceOp.MAX)
+        return self._begin(values, dist.ReduceOp.MAX)()
 
     def max_later(self, values: Sequence[float]) -> Callable[[], list[float]]:
         """Begin as `max` does, and return what waits for the answer, which all ranks must call."""
-        return self._reduce_later(values, dist.ReduceOp.MAX)
+        return self._begin(values, dist.ReduceOp.MAX)
 
     def barrier(self) -> None:
         """Wait until all ranks are here.
@@ -89,15 +89,11 @@ class Mesh:
         """
         self.max([0.0])
 
-    def _reduce(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-        if not self.is_distributed:
-            return list(values)
-        return self._reduce_later(values, op)()
-
-    @staticmethod
-    def _reduce_later(
-        values: Sequence[float], op: dist.ReduceOp.RedOpType
+    def _begin(
+        self, values: Sequence[float], op: dist.ReduceOp.RedOpType
     ) -> Callable[[], list[float]]:
+        if not self.is_distributed:
+            return lambda: list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
         work = dist.all_reduce(tensor, op, async_op=True)
 

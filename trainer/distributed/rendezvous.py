@@ -17,7 +17,7 @@ from trainer.distributed.rendezvous_socket import is_agents_store, serves_store
 from trainer.errors import RunFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import MutableMapping, Sequence
 
     from trainer.environment import Ranks
 
@@ -160,15 +160,15 @@ def name_interface(ranks: Ranks, env: MutableMapping[str, str]) -> None:
     import psutil  # noqa: PLC0415 -- only several ranks need it
 
     address = _local_address(ranks.master_addr, ranks.master_port)
-    interfaces = {
-        name: [entry.address for entry in entries]
+    owners = [
+        name
         for name, entries in psutil.net_if_addrs().items()
-    }
-    name = choose_interface(address, interfaces) if address else None
-    loopback = address is not None and (address.startswith("127.") or address == "::1")
+        if address in [entry.address for entry in entries]
+    ]
+    is_loopback = address is not None and (address.startswith("127.") or address == "::1")
     several_nodes = ranks.local_world_size < ranks.world_size
-    if name and not (loopback and several_nodes):
-        env["GLOO_SOCKET_IFNAME"] = name
+    if owners and not (is_loopback and several_nodes):
+        env["GLOO_SOCKET_IFNAME"] = owners[0]
 
 
 def _local_address(host: str, port: int) -> str | None:
@@ -208,8 +208,3 @@ def check_places(places: Sequence[Place]) -> None:
             found=f"none on rank {listed(without, _NUM_NAMED)}",
             remedy="look at nvidia-smi and the driver on these nodes, or exclude them (--exclude)",
         )
-
-
-def choose_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
-    """Name the interface that owns the local `address`."""
-    return next((name for name, owned in interfaces.items() if address in owned), None)

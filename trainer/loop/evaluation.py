@@ -41,7 +41,6 @@ class Evaluation:
     workload: Workload
     model: nn.Module
     test: Batches
-    num_samples: int
     precision: Precision
     mesh: Mesh
     consensus: StopConsensus
@@ -62,7 +61,7 @@ class Evaluation:
         loss_sum, num_counted, num_correct, has_accuracy = self.mesh.sum_over_samples(sums)
         return Measured(
             loss=loss_sum / max(1, num_counted),
-            accuracy=num_correct / self.num_samples if has_accuracy else None,
+            accuracy=num_correct / self.test.num_samples if has_accuracy else None,
         )
 
     def _sums(self) -> list[float] | None:
@@ -73,7 +72,7 @@ class Evaluation:
         device = self.mesh.device
         loss_sum, num_counted, num_correct = torch.zeros(3, dtype=torch.float64, device=device)
         has_accuracy = False
-        share = shard(self.num_samples, self.mesh.dp_rank, self.mesh.layout.dp_size)
+        share = shard(self.test.num_samples, self.mesh.dp_rank, self.mesh.layout.dp_size)
         batches = iter(self.test.evaluation(share))
         num_ticks = self._num_ticks()
         self.consensus.begin()
@@ -117,5 +116,5 @@ class Evaluation:
 
     def _num_ticks(self) -> int:
         """Batches of the rank that has the most: all ranks ask as often, with or without one."""
-        largest_share = -(-self.num_samples // self.mesh.layout.dp_size)
+        largest_share = -(-self.test.num_samples // self.mesh.layout.dp_size)
         return -(-largest_share // self.test.evaluation_batch_size)

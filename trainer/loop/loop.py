@@ -41,13 +41,6 @@ class Loop:
 
     def run(self) -> bool:
         """Train; return whether the run is finished, False if it was asked to stop."""
-        try:
-            return self._run()
-        except torch.OutOfMemoryError:
-            self._components.profiler.out_of_memory()
-            raise
-
-    def _run(self) -> bool:
         stopped = self._components.consensus.reached()
         while True:
             try:
@@ -57,6 +50,9 @@ class Loop:
                 stopped = self._train_until_pause()
             except RollBack as request:
                 self._roll_back(request)
+            except torch.OutOfMemoryError:
+                self._components.profiler.out_of_memory()
+                raise
         self._leave(stopped=stopped)
         self._components.profiler.close()
         return not stopped
@@ -145,18 +141,17 @@ class Loop:
             self.step = components.heartbeat.step = step
             components.profiler.after(step)
             if step == self._first_step:
+                self._first_step = 0  # of this attempt, also where it is rolled back to its start
                 self.progress.first_step_done(step)
                 self._memory.report_measured()
             if step % log_every == 0 or step == self._total_steps:
                 self._log(step)
             if check_every and step % check_every == 0:
                 self._check_replicas(step)
-            if consensus.reached():
+            stopped = consensus.reached()
+            if stopped or consensus.is_save_due:
                 self.state = replace(self.state, step=step)
-                return True
-            if consensus.is_save_due:
-                self.state = replace(self.state, step=step)
-                return False
+                return stopped
         self.state = replace(self.state, step=pause_step)
         return False
 
@@ -203,7 +198,7 @@ class Loop:
                 test_loss=measured.loss,
                 test_accuracy=measured.accuracy,
                 derived=components.workload.derived(measured.loss),
-                num_samples=components.evaluation.num_samples,
+                num_samples=components.evaluation.test.num_samples,
                 train_time_s=self.progress.train_time_s,
             )
         )

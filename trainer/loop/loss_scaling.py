@@ -42,45 +42,30 @@ class LossScaling:
         return loss / self._num_microbatches if self._num_microbatches > 1 else loss
 
 
-class Known(LossScaling):
-    """A loss is a sum over the targets that count, and the step's samples give their number.
+class CountedTargets(LossScaling):
+    """A loss is a sum over the targets that count.
 
-    So nothing is counted, and nothing is sent.
+    The step's samples give their number, and then nothing is sent; else all are counted beforehand.
     """
-
-    def __init__(self, components: Components) -> None:
-        super().__init__(components)
-        # The reduction of the gradients divides by the number of ranks with targets of their own,
-        # which this undoes: ranks of cp are averaged, too, each with positions of its own.
-        self._num_ranks = components.mesh.layout.dp_size * components.mesh.layout.cp
-        self._factor = 1.0
-
-    def begin(self, step: int, next_microbatch: NextMicrobatch) -> NextMicrobatch:
-        """Take them as they come."""
-        components = self._components
-        total = components.train.num_targets(*divmod(step - 1, components.steps_per_epoch))
-        assert total is not None  # noqa: S101 -- see `choose_loss_scaling`
-        self._factor = self._num_ranks / total
-        return next_microbatch
-
-    def share(self, loss: Tensor) -> Tensor:
-        """Return a sum's part of the mean over all targets that count."""
-        return loss * self._factor
-
-
-class Counted(LossScaling):
-    """A loss is a sum over the targets that count; all of the step's are counted beforehand."""
 
     def __init__(self, components: Components) -> None:
         super().__init__(components)
         self._total = torch.ones((), device=components.mesh.device)
         self._summing: dist.Work | None = None
-        self._factor: Tensor | None = None
+        self._factor: float | Tensor | None = None
         """None: this step's has not been asked for yet."""
 
-    def begin(self, step: int, next_microbatch: NextMicrobatch) -> NextMicrobatch:  # noqa: ARG002 -- they are counted
-        """Take all microbatches of the step, and count; ranks add up while they go forward."""
-        components = self._components
+    def begin(self, step: int, next_microbatch: NextMicrobatch) -> NextMicrobatch:
+        """Take them as they come, or all of the step, whose ranks add up while they go forward."""
+        components, layout = self._components, self._components.mesh.layout
+        if components.workload.counts_all_but_ignored:
+            at = divmod(step - 1, components.steps_per_epoch)
+            known = components.train.num_targets(*at)
+            if known is not None:
+                # The reduction of the gradients divides by the number of ranks with targets of
+                # their own, which this undoes: ranks of cp are averaged, too, each with its own.
+                self._factor = layout.dp_size * layout.cp / known
+                return next_microbatch
         microbatches = [next_microbatch() for _ in range(self._num_microbatches)]
         self._wait()  # for the last step's, if no loss was asked of this stage of a pipeline
         counts = [components.workload.num_valid(targets) for _, targets in microbatches]
@@ -95,7 +80,7 @@ class Counted(LossScaling):
         """Return a sum's part of the mean over all targets that count."""
         if self._factor is None:
             self._wait()
-            # As in Known; ranks with the same targets, those of tp and pp, are counted in both.
+            # As above; ranks with the same targets, those of tp and pp, are counted in both.
             self._factor = self._components.mesh.ranks.world_size / self._total.clamp(min=1)
         return loss * self._factor
 
@@ -107,12 +92,6 @@ class Counted(LossScaling):
 
 
 def choose_loss_scaling(components: Components) -> LossScaling:
-    """Count only for a workload with targets that count or not, and only if not known."""
-    if not components.workload.counts_targets:
-        return LossScaling(components)
-    if (
-        components.workload.counts_all_but_ignored
-        and components.train.num_targets(0, 0) is not None
-    ):
-        return Known(components)
-    return Counted(components)
+    """Count only for a workload with targets that count or not."""
+    kind = CountedTargets if components.workload.counts_targets else LossScaling
+    return kind(components)

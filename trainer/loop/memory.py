@@ -36,32 +36,26 @@ class MemoryReport:
 
     def __init__(self, components: Components) -> None:
         self._components = components
-        self._is_reported = False
         self._is_small = False
-        self._is_expected = False
         self._gradients_bytes = 0
         self._kept: SavedActivations | None = None
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Take the first step in here; what is expected is reported before it."""
-        if self._is_reported:  # the run was rolled back
-            yield
-            return
-        components = self._components
-        self._report_expected()
+        components, config = self._components, self._components.config
+        is_expected = self._report_expected().activations_bytes is not None
         components.trained.update.on_gradients = self._see_gradients
-        with contextlib.ExitStack() as stack:
-            if self._is_expected and self._can_measure_activations():
-                self._kept = SavedActivations(components.trained.model)
-                stack.enter_context(self._kept.measuring())
+        # Autograd's hooks see all that a plain forward keeps; on a GPU its allocator knows more.
+        # With no number to compare with, they are a risk for nothing: torch.func forbids them.
+        is_plain = not config.compile and config.activation_checkpointing == "none"
+        if is_expected and is_plain and components.mesh.device.type == "cpu":
+            self._kept = SavedActivations(components.trained.model)
+        with self._kept.measuring() if self._kept else contextlib.nullcontext():
             yield
 
     def report_measured(self) -> None:
         """Report what the first step took. All ranks call this after it."""
-        if self._is_reported:
-            return
-        self._is_reported = True
         components = self._components
         states = components.trained.update.optimizer.state.values()
         use = MemoryUse(
@@ -84,29 +78,22 @@ class MemoryReport:
                 )
                 print(f"trainer: memory of a rank, measured:  {use.text()}{peak_text}", flush=True)
 
-    def _report_expected(self) -> None:
+    def _report_expected(self) -> MemoryUse:
         components, config = self._components, self._components.config
         use = self._largest(components.demand.use())
         self._is_small = use.known_bytes < _SMALL_BYTES
-        # With no number to compare with, hooks are a risk for nothing: torch.func forbids them.
-        self._is_expected = use.activations_bytes is not None
         if components.mesh.ranks.is_main:
             where = " (all but activations on the host)" if config.cpu_offload else ""
             components.events.write(
                 "memory", what="expected", **vars(use), on_host=config.cpu_offload
             )
             print(f"trainer: memory of a rank, expected{where}: {use.text()}", flush=True)
+        return use
 
     def _largest(self, use: MemoryUse) -> MemoryUse:
         if self._components.mesh.is_distributed:
             self._components.heartbeat.collective(LOG)
         return use.largest(self._components.mesh)
-
-    def _can_measure_activations(self) -> bool:
-        """Whether autograd's hooks see all that is kept. On a GPU its allocator knows more."""
-        config = self._components.config
-        is_plain = not config.compile and config.activation_checkpointing == "none"
-        return is_plain and self._components.mesh.device.type == "cpu"
 
     def _see_gradients(self) -> None:
         gradients = (parameter.grad for parameter in self._components.trained.update.parameters)

@@ -50,7 +50,7 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
     empty = workload.build_empty() if is_sharded else None
     whole = model_of(workload) if empty is None else empty
     num_parameters = sum(p.numel() for p in whole.parameters())
-    plan, stored = workload.parallel_plan(), workload.stored_weights()
+    plan = workload.parallel_plan()
     if config.precision == "fp8":
         convert_to_float8(whole, plan, mesh.layout.tp)
     share = share_of_rank(whole, plan, mesh.layout, mesh.ranks.rank, config)
@@ -59,8 +59,9 @@ def build_model(config: Config, workload: Workload, mesh: Mesh, seed: int) -> Tr
     with without_compiler() if is_lean else contextlib.nullcontext():
         train_model = parallelize(share, plan, mesh.layout, mesh.device_mesh, mesh.device, config)
         if empty is not None:
-            materialise(share, mesh.device, stored, cpu_offload=config.cpu_offload)
-        if config.init_from is not None and stored is None:
+            draws = config.init_from is None
+            materialise(share, mesh.device, cpu_offload=config.cpu_offload, draws=draws)
+        if config.init_from is not None:
             begin_with(config.init_from, model, share.elsewhere)
         update = Update(model, config, mesh.device, mesh.pp_group)
     return TrainedModel(

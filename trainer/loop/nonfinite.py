@@ -25,13 +25,10 @@ from trainer.text import warn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from trainer.checkpoint.train_state import TrainState
-    from trainer.config import OnNan
-    from trainer.data.batch_plan import BatchPlan
-    from trainer.distributed.mesh import Mesh
-    from trainer.telemetry.events import EventLog
+    from trainer.loop.components import Components
 
 _MAX_NUM_STEPS = 1024
 _MAX_NUM_SAMPLES = 256
@@ -132,14 +129,8 @@ class BadSteps:
 class NonFinitePolicy:
     """Decides how a run goes on after such steps, as --on-nan has it."""
 
-    def __init__(
-        self, policy: OnNan, mesh: Mesh, model: nn.Module, plan: BatchPlan, events: EventLog
-    ) -> None:
-        self._policy = policy
-        self._mesh = mesh
-        self._model = model
-        self._plan = plan
-        self._events = events
+    def __init__(self, components: Components) -> None:
+        self._components = components
         self._num_in_a_row = 0
         self.last_good_step = 0
         """The last step that was taken and finite."""
@@ -175,12 +166,12 @@ class NonFinitePolicy:
         return ("skip" if action == "skip" else "rollback"), bad.steps
 
     def _decide(self, saved_step: int | None) -> tuple[str, str]:
-        if self._policy == "stop":
+        if self._components.config.on_nan == "stop":
             return "stop", (
                 "nothing of it is in the weights; look at these samples, lower --lr, or go on "
                 "without them by --on-nan skip or rollback"
             )
-        if self._policy == "rollback" and saved_step is not None:
+        if self._components.config.on_nan == "rollback" and saved_step is not None:
             # A checkpoint is no newer for steps that were left out on the way to it.
             is_newer = saved_step != self._last_rollback
             is_better = is_newer and self.last_good_step > self._last_bad_step
@@ -192,7 +183,7 @@ class NonFinitePolicy:
                     "have not mended it; lower --lr, or resume from an earlier checkpoint"
                 )
             return "rollback", f"going back to step {saved_step}, and on without these batches"
-        if not self._are_finite(self._model.buffers()):
+        if not self._are_finite(self._components.trained.model.buffers()):
             return "stop", (
                 "the model's running statistics are no longer finite either, which leaving a step "
                 "out does not mend; start again with --on-nan rollback"
@@ -205,14 +196,14 @@ class NonFinitePolicy:
         return "skip", "its update is left out"
 
     def _report(self, bad: BadSteps, action: str, why: str) -> None:
-        if not self._mesh.ranks.is_main:
+        if not self._components.mesh.ranks.is_main:
             return
-        self._events.write(
+        self._components.events.write(
             "non_finite",
             step=bad.steps[0],
             epoch=bad.epoch,
             samples=list(bad.samples),
-            policy=self._policy,
+            policy=self._components.config.on_nan,
             action=action,
             steps=list(bad.steps),
             ranks=list(bad.ranks),
@@ -224,11 +215,11 @@ class NonFinitePolicy:
         self, own: Sequence[float], reduced: Sequence[float], state: TrainState, first_step: int
     ) -> BadSteps:
         bad = [i for i, loss in enumerate(reduced) if not math.isfinite(loss)]
-        found = self._mesh.gather(not math.isfinite(own[bad[0]]))
+        found = self._components.mesh.gather(not math.isfinite(own[bad[0]]))
         culprits = [rank for rank, is_bad in enumerate(found) if is_bad]
         ranks = culprits if len(culprits) < len(found) else []  # all of them: no one's fault
         step = first_step + bad[0]
-        epoch, step_in_epoch = divmod(step - 1, self._plan.steps_per_epoch(state.num_train_samples))
+        epoch, step_in_epoch = divmod(step - 1, self._components.steps_per_epoch)
         return BadSteps(
             steps=[first_step + i for i in bad],
             ranks=ranks,
@@ -241,9 +232,9 @@ class NonFinitePolicy:
         self, state: TrainState, epoch: int, step_in_epoch: int, ranks: Sequence[int]
     ) -> list[int]:
         order = permutation(state.seed, epoch, state.num_train_samples)
-        size = self._plan.rank_batch_size
-        whole = self._plan.global_slice(step_in_epoch)
-        shares = sorted({self._mesh.layout.dp_rank(rank) for rank in ranks})  # several may have one
+        plan, layout = self._components.plan, self._components.mesh.layout
+        size, whole = plan.rank_batch_size, plan.global_slice(step_in_epoch)
+        shares = sorted({layout.dp_rank(rank) for rank in ranks})  # several may have one
         places = [whole.start + share * size + i for share in shares for i in range(size)]
         places = places or list(range(whole.start, whole.stop))
         chosen: list[int] = order[places[:_MAX_NUM_SAMPLES]].tolist()
@@ -251,7 +242,7 @@ class NonFinitePolicy:
 
     def check_weights(self, step: int) -> None:
         """Raise RunFailedError, on all ranks alike, if an update has carried weights too far."""
-        if not self._are_finite(p for p in self._model.parameters() if p.requires_grad):
+        if not self._are_finite(self._components.trained.update.parameters):
             raise RunFailedError.of(
                 f"the weights after step {step}",
                 rule="be finite",
@@ -265,4 +256,4 @@ class NonFinitePolicy:
         # By the extremes, of which nan is both: a sweep without a copy, thirty times as fast.
         ends = [torch.stack(local.aminmax()) for local in floats if local.numel()]
         is_bad = not all(bool(end.isfinite().all()) for end in ends)
-        return self._mesh.max([float(is_bad)]) == [0.0]
+        return self._components.mesh.max([float(is_bad)]) == [0.0]

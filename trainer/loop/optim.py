@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
 
-    from trainer.config import Config, Schedule
+    from trainer.config import Config
 
 
 class Update:
@@ -125,51 +125,35 @@ def _build_optimizer(groups: list[list[nn.Parameter]], config: Config) -> torch.
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up to the peak, then one of four ways down, or none.
+    """Linear warm-up to --lr, then one of four ways down, or none.
 
-    constant: it stays. cosine: half a cosine down to `lowest`. linear: a straight line down to it.
+    constant: it stays. cosine: half a cosine down to --min-lr. linear: a straight line down to it.
     wsd (warm-up, stable, decay): it stays, and goes down to it in a straight line over the last
-    `decay_fraction` of all steps; until then nothing depends on how many steps there will be.
+    --decay-fraction of all steps; until then nothing depends on how many steps there will be.
 
-    The first step after warm-up is taken at the peak, the last one of all a step above `lowest`.
+    The first step after warm-up is taken at --lr, the last one of all a step above --min-lr.
     """
 
-    peak: float
-    kind: Schedule
-    warmup_steps: int
+    config: Config
     total_steps: int
-    decay_fraction: float = 0.2
-    lowest: float = 0.0
-
-    @staticmethod
-    def of(config: Config, total_steps: int) -> LearningRate:
-        """Return what the options ask for."""
-        return LearningRate(
-            peak=config.lr,
-            lowest=config.min_lr,
-            kind=config.schedule,
-            warmup_steps=config.warmup_steps,
-            total_steps=total_steps,
-            decay_fraction=config.decay_fraction,
-        )
 
     def at(self, step: int) -> float:
         """Return the rate with which step `step`, counted from 0, is taken."""
-        if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
-        if self.kind == "constant":
-            return self.peak
+        config = self.config
+        if step < config.warmup_steps:
+            return config.lr * (step + 1) / config.warmup_steps
+        if config.schedule == "constant":
+            return config.lr
         first = self._first_step_down()
         passed = (step - first) / max(1, self.total_steps - first)
-        if self.kind == "cosine":
+        if config.schedule == "cosine":
             left = 0.5 * (1 + math.cos(math.pi * passed))
         else:
             left = 1 - max(0.0, passed)
-        return self.lowest + (self.peak - self.lowest) * left
+        return config.min_lr + (config.lr - config.min_lr) * left
 
     def _first_step_down(self) -> int:
-        if self.kind != "wsd":
-            return self.warmup_steps
-        return max(
-            self.warmup_steps, self.total_steps - round(self.decay_fraction * self.total_steps)
-        )
+        warmup_steps, total_steps = self.config.warmup_steps, self.total_steps
+        if self.config.schedule != "wsd":
+            return warmup_steps
+        return max(warmup_steps, total_steps - round(self.config.decay_fraction * total_steps))

@@ -63,13 +63,7 @@ class Progress:
         self._stepper = stepper
         self.ledger = Ledger()
         self.stragglers = Stragglers(components.mesh.nodes)
-        self.non_finite = NonFinitePolicy(
-            components.config.on_nan,
-            components.mesh,
-            components.trained.model,
-            components.plan,
-            components.events,
-        )
+        self.non_finite = NonFinitePolicy(components)
         self.work = _work(components)
         self._began_s = time.perf_counter()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.resume import Resume
 from trainer.checkpoint.snapshots import Snapshots
 from trainer.checkpoint.train_state import TrainState, identity_of
-from trainer.data.datasets import Datasets, prepare
+from trainer.data.batches import build_batches
 from trainer.distributed.device import be_deterministic, uuid_of
 from trainer.distributed.host_memory import keep_freed_memory
 from trainer.distributed.mesh import open_mesh
@@ -131,14 +132,16 @@ class Run:
     def _build(self, mesh: Mesh, env: Mapping[str, str]) -> Loop:
         """Build the loop; validate everything the user can get wrong before writing any file."""
         config, plan = self.config, self.plan
-        prepare(self.workload, mesh)
-        data = Datasets(train=train_data_of(self.workload), test=test_data_of(self.workload))
-        steps_per_epoch = plan.steps_per_epoch(data.num_train)
-        learning_rate = LearningRate.of(config, self._total_steps(steps_per_epoch))
+        prepare_data(self.workload, mesh)
+        train_data, test_data = train_data_of(self.workload), test_data_of(self.workload)
+        num_train = len(train_data)  # type: ignore[arg-type] # map-style sets have a length
+        steps_per_epoch = plan.steps_per_epoch(num_train)
+        total_steps = self._total_steps(steps_per_epoch)
+        learning_rate = LearningRate(config=config, total_steps=total_steps)
         fresh = TrainState(
             seed=self.settings.seed if config.seed is None else config.seed,
             global_batch_size=config.global_batch_size,
-            num_train_samples=data.num_train,
+            num_train_samples=num_train,
         )
         trained = build_model(config, self.workload, mesh, fresh.seed)
         demand = Demand(
@@ -151,13 +154,22 @@ class Run:
         self._collectives = FlightRecorder(
             config, directory.path / paths.DEBUG, self.ranks.rank, mesh.backend
         )
-        resume = self._resume(mesh, trained, data.num_train, directory)
+        resume = self._resume(mesh, trained, num_train, directory)
         self.heartbeat.collective(LOAD)
         check_fabric(mesh, env, directory.events)
         resumed = self._resumed(resume, fresh, directory)
         if self.ranks.is_main:
             self._greet(mesh, trained, resumed.state, learning_rate.total_steps, directory)
-        train, test = data.batches(plan, resumed.state.seed, mesh, config.num_workers)
+        batches = partial(
+            build_batches,
+            plan=plan,
+            seed=resumed.state.seed,
+            device=mesh.device,
+            num_workers=config.num_workers,
+            cp=mesh.layout.cp,
+            cp_rank=mesh.layout.coordinates(mesh.ranks.rank)["cp"],
+        )
+        test = None if test_data is None else batches(test_data)
         consensus = StopConsensus(
             mesh, self.stop, self.heartbeat, wants_save=resume.checkpoints.is_due
         )
@@ -169,8 +181,8 @@ class Run:
             trained=trained,
             demand=demand,
             learning_rate=learning_rate,
-            train=train,
-            evaluation=self._evaluation(trained, test, data.num_test, mesh, consensus),
+            train=batches(train_data),
+            evaluation=self._evaluation(trained, test, mesh, consensus),
             steps_per_epoch=steps_per_epoch,
             checkpoints=resume.checkpoints,
             snapshots=resume.snapshots,
@@ -257,12 +269,7 @@ class Run:
         )
 
     def _evaluation(
-        self,
-        trained: TrainedModel,
-        test: Batches | None,
-        num_samples: int,
-        mesh: Mesh,
-        consensus: StopConsensus,
+        self, trained: TrainedModel, test: Batches | None, mesh: Mesh, consensus: StopConsensus
     ) -> Evaluation | None:
         if test is None:
             return None
@@ -271,7 +278,6 @@ class Run:
             # A stage is none: it has outputs only together with the others.
             model=trained.model if mesh.layout.pp == 1 else trained.train_model,
             test=test,
-            num_samples=num_samples,
             precision=self.config.precision,
             mesh=mesh,
             consensus=consensus,
@@ -340,3 +346,24 @@ def prepare_device(config: Config, device: torch.device, env: Mapping[str, str])
     set_up(config.precision, device)
     check_device(config, device)
     check_compiler(config, device.type, env)
+
+
+def prepare_data(workload: Workload, mesh: Mesh) -> None:
+    """Let one rank of each node fetch what is missing; all ranks fail if one does."""
+    problem: UserError | None = None
+    if mesh.ranks.is_node_main:
+        try:
+            workload.prepare()
+        except UserError as error:
+            problem = error
+    (failed,) = mesh.max([float(problem is not None)])
+    if problem:
+        raise problem
+    if failed:
+        raise UserError(
+            "data",
+            rule="be there on every node",
+            found="absent on another",
+            remedy="see its message",
+        )
+    workload.check()  # what was fetched is no better than what was there

@@ -2,8 +2,7 @@
 
 Every rank draws every number, in the order in which the plain model does, and keeps those of its
 own shards and layers. That is done in blocks of rows, so that no more than some 64 MiB are held
-besides. Of weights that are stored it reads those of its own layers, one after the other, and keeps
-its part of each.
+besides.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from trainer.parallel.pipeline_split import Share
@@ -26,17 +23,12 @@ of a multiple of that is, to the bit, the one drawn whole."""
 
 
 def materialise(
-    share: Share,
-    device: torch.device,
-    stored: Callable[[str], Tensor] | None = None,
-    *,
-    cpu_offload: bool,
+    share: Share, device: torch.device, *, cpu_offload: bool, draws: bool = True
 ) -> None:
     """Give a rank's share of a model memory and values.
 
-    They are drawn from torch's global generator, or read: `stored` gives a parameter, whole, by its
-    name. The whole model is on the meta device, and what is another rank's stays there: it is
-    drawn, too.
+    They are drawn from torch's global generator, unless others will be read. The whole model is on
+    the meta device, and what is another rank's stays there: it is drawn, too.
     """
     for stage in share.stages:
         stage.to_empty(device="cpu" if cpu_offload else device)
@@ -44,12 +36,7 @@ def materialise(
             for module in stage.modules():
                 for name, buffer in module.named_buffers(recurse=False):
                     module._buffers[name] = buffer.to(device)  # noqa: SLF001 -- as nn.Module.to has it
-    draw = draw_normal if stored is None else _leave
-    share.whole.init_weights(draw)  # type: ignore[operator] # see Workload.build_empty
-    if stored is not None:
-        with torch.no_grad():
-            for name, parameter in share.model.named_parameters():
-                keep_own_part(stored(name), parameter)
+    share.whole.init_weights(draw_normal if draws else _leave)  # type: ignore[operator] # see Workload.build_empty
 
 
 def keep_own_part(whole: Tensor, parameter: Tensor) -> None:
@@ -59,7 +46,7 @@ def keep_own_part(whole: Tensor, parameter: Tensor) -> None:
 
 
 def _leave(parameter: Tensor, std: float) -> None:
-    """Draw nothing: what is stored follows."""
+    """Draw nothing: what is read follows."""
 
 
 def draw_normal(parameter: Tensor, std: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +9,7 @@ import torch
 from torch import distributed as dist
 
 from rundir.preflight.verdict import Reading
+from trainer.distributed.all_reduce import bus_gbit_per_s, now_s, time_all_reduce
 
 if TYPE_CHECKING:
     from trainer.preflight.children import Enter
@@ -20,7 +20,7 @@ _TILE = 512
 """The exact product of a tile of this size is computed on the CPU."""
 _NUM_TILES_GPU, _NUM_TILES_CPU = 16, 2
 _COPY_BYTES_GPU, _COPY_BYTES_CPU = 1 << 30, 64 << 20
-_MIN_BYTES, _MAX_BYTES = 1 << 18, 256 << 20
+_MAX_BYTES = 256 << 20
 _LONG_S = 0.05
 """An all-reduce that takes as long is long enough to be timed."""
 _NUM_TIMED = 3
@@ -87,10 +87,8 @@ def _allocate(device: torch.device) -> None:
 def _product(device: torch.device) -> tuple[float, float]:
     """Multiply matrices of -1, 0 and 1: every order of summation gives the same exact numbers.
 
-    Returns:
-        How many elements differ from the exact product in the worst of some repetitions, and the
-        speed in TFLOP/s.
-
+    Return how many elements differ from the exact product in the worst of some repetitions, and the
+    speed in TFLOP/s.
     """
     is_gpu = device.type == "cuda"
     num = _NUM_TILES_GPU if is_gpu else _NUM_TILES_CPU
@@ -101,10 +99,10 @@ def _product(device: torch.device) -> tuple[float, float]:
     left, right = (tile.to(device, dtype).repeat(num, num) for tile in (one, two))
     result = left @ right
     repeats, num_wrong = (20 if is_gpu else 3), 0
-    began_s = _now_s(device)
+    began_s = now_s(device)
     for _ in range(repeats):
         result = left @ right
-    seconds = _now_s(device) - began_s
+    seconds = now_s(device) - began_s
     for _ in range(2):
         num_wrong = max(num_wrong, int((result != exact).sum()))
         result = left @ right
@@ -116,16 +114,10 @@ def _bandwidth(device: torch.device) -> float:
     num_bytes = _COPY_BYTES_GPU if device.type == "cuda" else _COPY_BYTES_CPU
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     target = source.clone()
-    began_s = _now_s(device)
+    began_s = now_s(device)
     for _ in range(_NUM_TIMED):
         target.copy_(source)
-    return _NUM_TIMED * 2e-9 * num_bytes / (_now_s(device) - began_s)
-
-
-def _now_s(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return _NUM_TIMED * 2e-9 * num_bytes / (now_s(device) - began_s)
 
 
 def measure_link(gpu: int | None, group: Group, enter: Enter) -> float:
@@ -137,9 +129,7 @@ def measure_link(gpu: int | None, group: Group, enter: Enter) -> float:
 def all_reduce(gpu: int | None, group: Group) -> float:
     """Reduce over a group of processes, each with its own GPU; Gbit/s on the bus.
 
-    Raises:
-        RuntimeError: it fails, or its sum is wrong.
-
+    Raises RuntimeError if it fails, or its sum is wrong.
     """
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     if gpu is not None:
@@ -155,26 +145,7 @@ def all_reduce(gpu: int | None, group: Group) -> float:
         world_size=group.world_size,
         timeout=timeout,
     )
-    num_bytes = _MIN_BYTES
-    _time(device, num_bytes, group.world_size)  # the first one opens connections
-    seconds = _time(device, num_bytes, group.world_size)
-    while seconds < _LONG_S and num_bytes < _MAX_BYTES:
-        num_bytes *= 4
-        seconds = _time(device, num_bytes, group.world_size)
-    best_s = min(seconds, *(_time(device, num_bytes, group.world_size) for _ in range(_NUM_TIMED)))
-    # Each byte goes out of a process twice, but for what is its own: as nccl-tests count it.
-    return 8e-9 * num_bytes * 2 * (group.world_size - 1) / group.world_size / best_s
-
-
-def _time(device: torch.device, num_bytes: int, world_size: int) -> float:
-    """Return how long it took on the slowest; the same number everywhere."""
-    tensor = torch.ones(num_bytes // 4, device=device)
-    took = torch.zeros(1, device=device)
-    dist.all_reduce(took)  # all begin together
-    began_s = _now_s(device)
-    dist.all_reduce(tensor)
-    took[0] = _now_s(device) - began_s
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    if not bool((tensor == world_size).all()):
-        raise RuntimeError("an all-reduce gave a wrong sum")
-    return float(took)
+    num_bytes, seconds = time_all_reduce(
+        device, group.world_size, long_s=_LONG_S, most_bytes=_MAX_BYTES
+    )
+    return bus_gbit_per_s(num_bytes, seconds, group.world_size)

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import distributed as dist
-
+from trainer.distributed.all_reduce import bus_gbit_per_s, time_all_reduce
 from trainer.text import warn
 
 if TYPE_CHECKING:
@@ -25,10 +22,8 @@ if TYPE_CHECKING:
     from trainer.distributed.mesh import Mesh
     from trainer.telemetry.events import EventLog
 
-_PROBE_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
-_ROUND_S = 0.1
-"""The longest that an all-reduce is to take, of four; a first size, which is timed before, may."""
-_NUM_ROUNDS = 3
+_LONG_S, _MOST_BYTES = 0.01, 64 << 20
+"""Four all-reduces take at most four times that each, as the size grows by so much."""
 _FAR_BELOW, _BELOW = 0.1, 0.5
 """Of one port, where a node may have eight: less is slow; and, where it is known why, this."""
 _PROBLEMS = (
@@ -115,10 +110,11 @@ def check_fabric(mesh: Mesh, env: Mapping[str, str], events: EventLog) -> None:
     num_nodes = len(set(mesh.nodes))
     if num_nodes == 1:
         return
-    num_bytes, seconds = _time_all_reduce(mesh)
     world_size = mesh.ranks.world_size
-    # Each byte goes out of a node twice, but for what is its own: as nccl-tests count it.
-    gbit_per_s = 8e-9 * num_bytes * 2 * (world_size - 1) / world_size / seconds
+    num_bytes, seconds = time_all_reduce(
+        mesh.device, world_size, long_s=_LONG_S, most_bytes=_MOST_BYTES
+    )
+    gbit_per_s = bus_gbit_per_s(num_bytes, seconds, world_size)
     own = read_fabric() if mesh.backend == "nccl" and not _is_refused(env) else Fabric()
     port, coded = mesh.max([own.port_gbit_per_s, own.problem * world_size + mesh.ranks.rank])
     problem, rank = divmod(int(coded), world_size)
@@ -145,32 +141,3 @@ def check_fabric(mesh: Mesh, env: Mapping[str, str], events: EventLog) -> None:
 def _is_refused(env: Mapping[str, str]) -> bool:
     """Whether the user wants no fabric."""
     return env.get("NCCL_IB_DISABLE", "0") not in ("", "0") or env.get("NCCL_NET") == "Socket"
-
-
-def _time_all_reduce(mesh: Mesh) -> tuple[int, float]:
-    """Return a size, the same on all ranks, and the best of some times for it.
-
-    The first message opens connections, and so may the first one of another size.
-    """
-    num_bytes = _PROBE_BYTES
-    _all_reduce(mesh, num_bytes)
-    probed_s = _all_reduce(mesh, num_bytes)
-    if 2 * probed_s > _ROUND_S:
-        return num_bytes, probed_s
-    while num_bytes < _MOST_BYTES and probed_s * 2 * num_bytes / _PROBE_BYTES < _ROUND_S:
-        num_bytes *= 2
-    _all_reduce(mesh, num_bytes)
-    return num_bytes, min(_all_reduce(mesh, num_bytes) for _ in range(_NUM_ROUNDS))
-
-
-def _all_reduce(mesh: Mesh, num_bytes: int) -> float:
-    """Return how long one took on the slowest rank."""
-    tensor = torch.zeros(num_bytes // 4, device=mesh.device)
-    mesh.barrier()
-    if mesh.device.type == "cuda":
-        torch.cuda.synchronize(mesh.device)
-    began_s = time.perf_counter()
-    dist.all_reduce(tensor)
-    if mesh.device.type == "cuda":
-        torch.cuda.synchronize(mesh.device)
-    return mesh.max([time.perf_counter() - began_s])[0]

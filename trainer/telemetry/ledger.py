@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from rundir import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,9 +65,8 @@ class Ledger:
 
 def _process_age_s() -> float:
     """Seconds since the kernel started this process; 0 where that is not known."""
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        began_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
-    except (OSError, ValueError, IndexError):
+    own = procfs.identity(os.getpid())
+    if own is None:
         return 0.0
+    began_s = own.start_ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)

@@ -80,6 +80,7 @@ class StepProfiler:
         self._with_memory = with_memory
         self._write_more = write_more
         self._is_due = is_leader and bool(self._steps)
+        self._memory: Any = None
         self._profiler: Any = None
         self._step: Any = None
 
@@ -91,7 +92,11 @@ class StepProfiler:
 
         if step == self._steps.start:
             self._is_due = False
-            self._record_memory()
+            if self._with_memory:
+                from torch.cuda import memory  # noqa: PLC0415 -- not before the check
+
+                self._memory = memory
+                self._memory._record_memory_history(max_entries=_MAX_NUM_ENTRIES)  # noqa: SLF001 -- its only means
             # There is one cycle; without this, torch 2.11 warns that it clears events between two.
             self._profiler = profile(acc_events=True)
             self._profiler.start()
@@ -133,14 +138,10 @@ class StepProfiler:
                 self._write_memory()
 
     def _write_memory(self) -> None:
-        if self._with_memory:
-            memory = _memory()
-            memory._dump_snapshot(str(self._folder / f"memory-rank-{self._rank}.pickle"))  # noqa: SLF001 -- see _memory
-            memory._record_memory_history(None)  # noqa: SLF001 -- the same
-
-    def _record_memory(self) -> None:
-        if self._with_memory:
-            _memory()._record_memory_history(max_entries=_MAX_NUM_ENTRIES)  # noqa: SLF001 -- the same
+        if self._memory is not None:
+            path = self._folder / f"memory-rank-{self._rank}.pickle"
+            self._memory._dump_snapshot(str(path))  # noqa: SLF001 -- see above
+            self._memory._record_memory_history(None)  # noqa: SLF001 -- the same
 
 
 @contextlib.contextmanager
@@ -150,9 +151,3 @@ def no_trace_is_worth_a_run(place: Path) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 -- torch has errors of many types for a full disk
         warn(f"could not write to {place}: {one_line(error)}")
-
-
-def _memory() -> Any:  # noqa: ANN401 -- a module whose only means for this are private, and untyped
-    from torch.cuda import memory  # noqa: PLC0415 -- not before the check
-
-    return memory

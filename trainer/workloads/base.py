@@ -11,8 +11,7 @@ from trainer.errors import UserError
 from trainer.parallel.plan import ParallelPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from torch import Tensor, nn
     from torch.utils.data import Dataset
@@ -96,18 +95,6 @@ class Workload(ABC):
 
         Its `init_weights(normal)` gives every parameter and buffer its first value, in the order of
         `build_model`; `normal(parameter, std)` draws. None: `build_model` is all there is.
-        """
-        return None
-
-    def reads(self, source: Path) -> bool:  # noqa: ARG002 -- for subclasses
-        """Whether --init-from is in a layout of other programs, which `stored_weights` reads."""
-        return False
-
-    def stored_weights(self) -> Callable[[str], Tensor] | None:
-        """Return what reads a parameter's first value, whole and on the CPU, by its name.
-
-        For models of `build_empty`, of which every rank then keeps its own part; None: they are
-        drawn.
         """
         return None
 

@@ -44,9 +44,10 @@ def train_data_of(workload: Workload) -> Data:
 def test_data_of(workload: Workload) -> Data | None:
     """Return the samples that are held out, None if there are none. Raises UserError, too."""
     data = workload.test_data()
-    if data is not None:
-        _check_data(workload, "test_data()", data)
-    return data
+    if data is None:
+        return None
+    _check_data(workload, "test_data()", data)
+    return data if len(data) else None  # type: ignore[arg-type] # it has a length
 
 
 def loss_of(workload: Workload, outputs: Tensor, targets: Tensor) -> Tensor:

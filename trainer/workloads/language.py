@@ -13,7 +13,7 @@ from trainer.errors import UserError
 from trainer.parallel.plan import ParallelSizes
 from trainer.workloads import stdlib_text
 from trainer.workloads.base import Workload, check_made_up
-from trainer.workloads.llama_hf import CONFIG, StoredWeights, read_shape, shape_named
+from trainer.workloads.llama_hf import is_hugging_face, read_shape, shape_named
 from trainer.workloads.llama_memory import activation_bytes
 from trainer.workloads.llama_presets import LLAMA_PLAN
 from trainer.workloads.tokens import (
@@ -26,8 +26,6 @@ from trainer.workloads.tokens import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor, nn
 
     from trainer.config import Config
@@ -53,15 +51,16 @@ class Language(Workload):
         """Raise UserError for an unknown model, or data that does not suit it."""
         if self.config.mock_tokens:
             check_made_up("--mock-tokens", self.config.mock_tokens * _TOKEN_BYTES)
-        shape, source = self.shape, self._hugging_face
-        length = shape.max_sequence_length  # which is no part of the weights
-        if source and replace(read_shape(source), max_sequence_length=length) != shape:
-            raise UserError(
-                f"--init-from {source}",
-                rule="be a model of the shape of --model",
-                found="another",
-                remedy="give that folder as --model, too",
-            )
+        shape, source = self.shape, self.config.init_from
+        if source and is_hugging_face(source):
+            length = shape.max_sequence_length  # which is no part of the weights
+            if replace(read_shape(source), max_sequence_length=length) != shape:
+                raise UserError(
+                    f"--init-from {source}",
+                    rule="be a model of the shape of --model",
+                    found="another",
+                    remedy="give that folder as --model, too",
+                )
         if self.config.mock_tokens:
             return
         if self.config.data_dir is None:
@@ -95,40 +94,16 @@ class Language(Workload):
         return self.config.sequence_length or self.shape.max_sequence_length
 
     def build_model(self) -> nn.Module:
-        """Return a new Llama, or one with the weights of --init-from."""
+        """Return a new Llama."""
         from trainer.workloads.llama import build_llama  # noqa: PLC0415 -- imports torch
 
-        model = build_llama(self.shape, self.sequence_length)
-        stored = self.stored_weights()
-        if stored is not None:
-            for name, parameter in model.named_parameters():
-                parameter.data.copy_(stored(name))
-        return model
-
-    def check_model(self) -> None:
-        """Raise UserError for weights of --init-from that are missing or of another shape."""
-        self.stored_weights()
+        return build_llama(self.shape, self.sequence_length)
 
     def build_empty(self) -> nn.Module:
         """Return the Llama without values."""
         from trainer.workloads.llama import empty_llama  # noqa: PLC0415 -- imports torch
 
         return empty_llama(self.shape, self.sequence_length)
-
-    @property
-    def _hugging_face(self) -> Path | None:
-        """The folder of --init-from, where it is in that layout."""
-        source = self.config.init_from
-        return source if source is not None and self.reads(source) else None
-
-    def reads(self, source: Path) -> bool:
-        """Whether it is a folder in Hugging Face's layout."""
-        return (source / CONFIG).is_file()
-
-    def stored_weights(self) -> StoredWeights | None:
-        """Return those of --init-from."""
-        source = self._hugging_face
-        return StoredWeights(source, self.shape) if source else None
 
     def parallel_sizes(self) -> ParallelSizes:
         """Return the shape's."""

@@ -44,6 +44,11 @@ _NAMES_IN_LAYER = {
 }
 
 
+def is_hugging_face(folder: Path) -> bool:
+    """Whether a folder is in that layout."""
+    return (folder / CONFIG).is_file()
+
+
 def to_hf_name(name: str) -> str:
     """Return the name of a weight there."""
     begin, there = next((b, t) for b, t in _NAMES.items() if name.startswith(b))
@@ -143,13 +148,14 @@ class StoredWeights:
         self._folder, self._open = folder, safe_open
         self._is_tied = shape.is_tied
         self._places: dict[str, str] = {}
+        self.shapes = {name: one.shape for name, one in empty_llama(shape, 1).state_dict().items()}
         with self._user_errors():
             self._places = _places(folder)
-            for name, template in empty_llama(shape, 1).state_dict().items():
+            for name, expected in self.shapes.items():
                 there, file = self._find(name)
                 with file:
                     found = file.get_slice(there).get_shape()
-                if tuple(found) != tuple(template.shape):
+                if tuple(found) != tuple(expected):
                     raise _error(folder, f"{there} of shape {tuple(found)}")
             if shape.is_tied:
                 self._check_tie()

@@ -23,7 +23,6 @@ that is under way; what one stage passes to the next is not counted twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,62 +37,39 @@ _NUM_FFN_READERS = 2  # w1, w3
 
 def activation_bytes(shape: LlamaShape, sequence_length: int, plan: ForwardPlan) -> int:
     """Return the most that is kept at once, for the microbatches of this rank's share."""
+    is_mixed = plan.precision in {"bf16", "fp16", "fp8"}
+    c = _HALF if is_mixed else _FULL
+    # On a GPU autocast has norms give float32, on a CPU what their weights are.
+    copies_inputs = is_mixed and (plan.is_on_gpu or not plan.gathers_half)
+    dim, kv_dim = shape.dim, shape.num_kv_heads * shape.head_dim
+    positions = plan.tp if plan.sequence_parallel else 1
+
+    def read(num_readers: int) -> float:
+        return c * dim * (num_readers if copies_inputs else 1)
+
+    # Bytes a position.
+    norm = _FULL * ((1 if plan.is_on_gpu else 2) * dim + 1) / positions
+    kv_positions = plan.cp if plan.gathers_keys else 1
+    kept = c * (2 * dim + 2 * kv_dim * kv_positions) + _FULL * shape.num_heads
+    attention = kept / plan.tp
+    channels = c * shape.ffn_dim / plan.tp
+    readers = read(_NUM_ATTENTION_READERS) + read(_NUM_FFN_READERS)
+
+    # Of the copies of matrices, once. A layer of 8-bit products makes its weight small each time.
+    copied = c / plan.tp if is_mixed and not plan.gathers_half else 0.0
+    matrices = 2 * dim * (dim + kv_dim) + 3 * dim * shape.ffn_dim
+    layer_copies = 0.0 if plan.precision == "fp8" else copied * matrices
+
     tokens = plan.micro_batch_size * sequence_length / plan.cp
-    terms = _Terms.of(shape, plan)
+    layer = tokens * (2 * norm + readers + attention + 4 * channels) + layer_copies
+    head = tokens * (norm + read(1) + _FULL * shape.vocab_size + 16)
+    head += copied * shape.vocab_size * dim
     num_layers = plan.num_layers or shape.num_layers
-    layer = tokens * terms.layer + terms.layer_copies
-    head = tokens * terms.head + terms.head_copies
     if plan.recompute == "none":
         return round(num_layers * layer + plan.num_heads * head)
     # All layers keep little; one at a time is whole again, and that only after its head is gone.
-    kept = terms.layer_input + (terms.dear if plan.recompute == "selective" else 0.0)
+    stream = c if plan.gathers_half or not is_mixed else _FULL
+    dear = attention + 2 * channels + 2 * c * dim  # what matrices and attention gave
+    little = stream * dim / positions + (dear if plan.recompute == "selective" else 0.0)
     others = max(plan.num_heads - 1, 0) * head
-    return round(num_layers * tokens * kept + max(plan.num_heads * head, others + layer))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Terms:
-    """Bytes a position, and, of the copies of matrices, once."""
-
-    layer: float
-    head: float
-    layer_input: float
-    dear: float
-    """What matrices and attention gave."""
-    layer_copies: float
-    head_copies: float
-
-    @staticmethod
-    def of(shape: LlamaShape, plan: ForwardPlan) -> _Terms:
-        """Count."""
-        is_mixed = plan.precision in {"bf16", "fp16", "fp8"}
-        c = _HALF if is_mixed else _FULL
-        stream = c if plan.gathers_half or not is_mixed else _FULL
-        # On a GPU autocast has norms give float32, on a CPU what their weights are.
-        copies_inputs = is_mixed and (plan.is_on_gpu or not plan.gathers_half)
-        dim, kv_dim = shape.dim, shape.num_kv_heads * shape.head_dim
-        positions = plan.tp if plan.sequence_parallel else 1
-        norm = _FULL * ((1 if plan.is_on_gpu else 2) * dim + 1) / positions
-
-        def read(num_readers: int) -> float:
-            return c * dim * (num_readers if copies_inputs else 1)
-
-        kv_positions = plan.cp if plan.gathers_keys else 1
-        kept = c * (2 * dim + 2 * kv_dim * kv_positions) + _FULL * shape.num_heads
-        attention = kept / plan.tp
-        channels = c * shape.ffn_dim / plan.tp
-        matrices = 2 * dim * (dim + kv_dim) + 3 * dim * shape.ffn_dim
-        copied = c / plan.tp if is_mixed and not plan.gathers_half else 0.0
-        return _Terms(
-            layer=2 * norm
-            + read(_NUM_ATTENTION_READERS)
-            + read(_NUM_FFN_READERS)
-            + attention
-            + 4 * channels,
-            head=norm + read(1) + _FULL * shape.vocab_size + 16,
-            layer_input=stream * dim / positions,
-            dear=attention + 2 * channels + 2 * c * dim,
-            # A layer of 8-bit products keeps its weight as it is, and makes it small each time.
-            layer_copies=0.0 if plan.precision == "fp8" else copied * matrices,
-            head_copies=copied * shape.vocab_size * dim,
-        )
+    return round(num_layers * tokens * little + max(plan.num_heads * head, others + layer))

@@ -122,15 +122,6 @@ def test_a_full_disk_is_reported_and_harms_nothing(
     assert loaded_step(small_disk) == 3
 
 
-def test_torchs_own_word_for_a_full_disk_is_not_shown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its writer raises an error about positions, without the system's number."""
-    monkeypatch.setattr(saving, "num_free_bytes", lambda _path: 1 << 19)
-    reported = saving._explain(RuntimeError("unexpected pos 704 vs 598"), tmp_path)  # noqa: SLF001 -- a race
-    assert reported == ("no space", "0.5 MiB free while it was being written")
-
-
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(errno.EDQUOT, "no space"), (errno.ENOSPC, "no space"), (errno.EIO, "write error")],

@@ -2,6 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from trainer.distributed.rendezvous import (
     Place,
     check_places,
     choose_backend,
-    choose_interface,
+    name_interface,
     open_process_group,
 )
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
@@ -134,11 +135,16 @@ def test_nccl_that_does_not_start_is_reported(
         )
 
 
-def test_the_interface_is_the_one_that_owns_the_address() -> None:
+def test_the_interface_is_the_one_that_owns_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the first, and none when none does."""
-    interfaces = {"lo": ["127.0.0.1"], "ib0": ["10.0.0.7", "fe80::1"]}
-    assert choose_interface("10.0.0.7", interfaces) == "ib0"
-    assert choose_interface("10.0.0.8", interfaces) is None
+    addresses = {"lo": ["127.0.0.1"], "ib0": ["10.0.0.7", "fe80::1"]}
+    owned = {k: [SimpleNamespace(address=a) for a in own] for k, own in addresses.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: owned)
+    for address, expected in (("10.0.0.7", {"GLOO_SOCKET_IFNAME": "ib0"}), ("10.0.0.8", {})):
+        monkeypatch.setattr(rendezvous, "_local_address", lambda *_, address=address: address)
+        env: dict[str, str] = {}
+        name_interface(Ranks(world_size=2), env)
+        assert env == expected
 
 
 @pytest.mark.slow

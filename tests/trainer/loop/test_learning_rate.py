@@ -2,28 +2,29 @@ from typing import get_args
 
 import pytest
 
-from trainer.config import Schedule
+from trainer.config import Config, Schedule
 from trainer.loop.optim import LearningRate
 
 
-def rates(kind: Schedule, steps: list[int], **more: float) -> list[float]:
+def rates(
+    kind: Schedule, steps: list[int], total_steps: int = 110, warmup_steps: int = 10, **more: float
+) -> list[float]:
     """What a schedule of 10 warm-up steps and 110 in all says to some steps."""
-    options = {"warmup_steps": 10, "total_steps": 110, **more}
-    rate = LearningRate(peak=1.0, kind=kind, **options)  # type: ignore[arg-type]
+    config = Config(lr=1.0, schedule=kind, warmup_steps=warmup_steps, **more)  # type: ignore[arg-type]
+    rate = LearningRate(config=config, total_steps=total_steps)
     return [rate.at(step) for step in steps]
 
 
 def test_the_cosine_rises_falls_and_ends_near_zero() -> None:
     """Linear warm-up to the peak, half of it in the middle, the last step above zero."""
-    rate = LearningRate(peak=1.0, kind="cosine", warmup_steps=10, total_steps=110)
-    assert [rate.at(0), rate.at(9), rate.at(10), rate.at(60)] == pytest.approx([0.1, 1.0, 1.0, 0.5])
-    assert 0 < rate.at(109) < 0.001
+    *found, last = rates("cosine", [0, 9, 10, 60, 109])
+    assert found == pytest.approx([0.1, 1.0, 1.0, 0.5])
+    assert 0 < last < 0.001
 
 
 def test_constant_stays() -> None:
     """After warm-up the rate does not move."""
-    rate = LearningRate(peak=2.0, kind="constant", warmup_steps=2, total_steps=9)
-    assert [rate.at(s) for s in (0, 1, 2, 8)] == [1.0, 2.0, 2.0, 2.0]
+    assert rates("constant", [0, 1, 2, 8], 9, 2) == [0.5, 1.0, 1.0, 1.0]
 
 
 def test_a_line_goes_down_to_zero() -> None:
@@ -47,7 +48,7 @@ def test_the_way_down_ends_where_it_is_asked_to() -> None:
     for kind in ("cosine", "linear", "wsd"):
         to_zero = rates(kind, steps)[1:]
         expected = [0.25 + 0.75 * rate for rate in to_zero]
-        assert rates(kind, steps, lowest=0.25) == pytest.approx([0.1, *expected])
+        assert rates(kind, steps, min_lr=0.25) == pytest.approx([0.1, *expected])
 
 
 def test_a_run_shorter_than_its_warm_up_is_all_warm_up() -> None:

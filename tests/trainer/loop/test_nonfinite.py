@@ -166,6 +166,7 @@ def test_no_run_goes_back_to_another_branch(
     assert code == 0
     resumed = [(event["step"], event["path"]) for event in run.events("resume")]
     assert resumed == [(0, None), (6, str(chosen)), (6, str(chosen))]
+    assert [event["step"] for event in run.events("first_step")] == [1, 7]
     assert run.summary()["steps"] == 8
 
 

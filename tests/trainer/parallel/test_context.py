@@ -11,9 +11,11 @@ import torch
 
 from tests import uncovered
 from tests.trainer.ports import free_port
-from trainer.data.batches import CutBatches
+from trainer.data.batch_plan import plan_batches
+from trainer.data.batches import build_batches
 from trainer.errors import UserError
 from trainer.parallel.layout import Layout
+from trainer.workloads.base import TensorData
 
 
 @pytest.mark.slow
@@ -64,27 +66,16 @@ def test_another_version_finds_nothing_that_was_compiled(tmp_path: Path) -> None
     assert tags[1] != tags[0]
 
 
-class _Whole:
-    """One batch of two sequences, with targets that are their place."""
-
-    evaluation_batch_size = 2
-
-    def epoch(self, _epoch: int, _first_step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return it."""
-        tokens = torch.arange(16).view(2, 8)
-        return [(tokens, tokens + 1)]
-
-    def evaluation(self, _indices: range) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return it."""
-        return self.epoch(0, 0)
-
-
 def test_inputs_and_targets_are_cut_alike() -> None:
     """To train and to measure; together the ranks have each position once."""
-    whole = _Whole()
+    tokens = torch.arange(16).view(2, 8)
+    data = TensorData(inputs=tokens, targets=tokens + 1)
+    plan = plan_batches(global_batch_size=2, micro_batch_size=None, dp_rank=0, dp_size=1)
     seen = []
     for rank in range(2):
-        batches = CutBatches(whole, 2, rank)  # type: ignore[arg-type] # as much of one as it takes
+        batches = build_batches(
+            data, plan, seed=1, device=tokens.device, num_workers=0, cp=2, cp_rank=rank
+        )
         for found in (batches.epoch(0, 0), batches.evaluation(range(2))):
             ((inputs, targets),) = found
             assert torch.equal(targets, inputs + 1)

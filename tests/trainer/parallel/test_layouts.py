@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.thorough import parameters
 from tests.trainer import forked
@@ -16,11 +16,13 @@ from tests.trainer.conftest import ONE_CORE, REPOSITORY, RunDir
 from tests.trainer.ports import free_port
 from trainer import export, inspect
 from trainer.checkpoint import loading
+from trainer.checkpoint.initial_weights import begin_with
 from trainer.checkpoint.layout import find
 from trainer.command import run as run_command
 from trainer.parallel.initialise import materialise
 from trainer.parallel.pipeline_split import split
-from trainer.workloads.llama import empty_llama
+from trainer.workloads.llama import build_llama, empty_llama
+from trainer.workloads.llama_hf import StoredWeights, config_of, to_hf
 from trainer.workloads.llama_presets import LLAMA_PLAN, preset
 
 pytestmark = pytest.mark.slow
@@ -242,22 +244,32 @@ def test_every_layout_begins_with_the_stored_weights(server: Server, tmp_path: P
         assert max(worst(run, runs[0]).values()) < 1e-4, worst(run, runs[0])
 
 
-def test_a_rank_reads_the_weights_of_its_own_stage() -> None:
-    """One after the other, and none of another's."""
-    model = empty_llama(replace(preset("toy"), num_layers=4), 16)
-    share = split(model, LLAMA_PLAN, pp_rank=1, pp=2, num_stages=2)
+@pytest.mark.parametrize("source", ["", "w.safetensors"])
+def test_a_rank_begins_with_the_weights_of_its_own_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """Of a folder it reads one after the other, and none of another's."""
+    shape = replace(preset("toy"), num_layers=4)
+    weights = dict(build_llama(shape, 16).state_dict())
+    save_file(weights, tmp_path / "w.safetensors")
+    save_file(to_hf(weights, is_tied=False), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config_of(shape, 16)))
     read: list[str] = []
+    read_one = StoredWeights.__call__
 
-    def stored(name: str) -> torch.Tensor:
+    def recorded(self: StoredWeights, name: str) -> torch.Tensor:
         read.append(name)
-        return torch.full(dict(share.model.named_parameters())[name].shape, float(len(read)))
+        return read_one(self, name)
 
-    materialise(share, torch.device("cpu"), stored, cpu_offload=False)
-    assert read == [name for name, _ in share.model.named_parameters()]
-    assert {name.split(".")[1] for name in read if name.startswith("layers")} == {"2", "3"}
-    assert "tok_embeddings.weight" not in read
-    for number, (_, parameter) in enumerate(share.model.named_parameters(), 1):
-        assert (parameter == number).all()
+    monkeypatch.setattr(StoredWeights, "__call__", recorded)
+    share = split(empty_llama(shape, 16), LLAMA_PLAN, pp_rank=1, pp=2, num_stages=2)
+    materialise(share, torch.device("cpu"), cpu_offload=False, draws=False)
+    begin_with(tmp_path / source, share.model, share.elsewhere)
+    own = dict(share.model.named_parameters())
+    assert read == ([] if source else list(own))
+    assert {name.split(".")[1] for name in own if name.startswith("layers")} == {"2", "3"}
+    assert "tok_embeddings.weight" not in own
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in own.items())
     assert share.model.rope_cos[0].eq(1).all()
 
 

@@ -113,6 +113,7 @@ def warned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     ) -> tuple[dict[str, Any], str]:
         mesh: dict[str, Any] = {
             "nodes": ("n0", "n1"),
+            "device": None,
             "backend": "nccl",
             "ranks": SimpleNamespace(rank=0, world_size=2, is_main=True),
             "max": list,
@@ -121,7 +122,7 @@ def warned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         events: Any = SimpleNamespace(write=lambda _name, **keys: written.update(keys))
         seconds = (1 << 26) * 8e-9 / gbit_per_s
         monkeypatch.setattr(fabric, "read_fabric", lambda: own)
-        monkeypatch.setattr(fabric, "_time_all_reduce", lambda _mesh: (1 << 26, seconds))
+        monkeypatch.setattr(fabric, "time_all_reduce", lambda *_, **__: (1 << 26, seconds))
         check_fabric(SimpleNamespace(**(mesh | other)), env or {}, events)  # type: ignore[arg-type]
         return written, capsys.readouterr().err
 
