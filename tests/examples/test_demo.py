@@ -35,3 +35,12 @@ def test_the_demo_in_place(tmp_path: Path) -> None:
     (run,) = tmp_path.glob("out/*/run.json")
     assert json.loads(run.read_text())["summary"]["test_accuracy"] > 0.95
     assert (run.parent / "checkpoints" / "best").exists()
+
+
+@pytest.mark.slow
+def test_the_demo_without_a_monitor(tmp_path: Path) -> None:
+    """There is no log to report; the code is the run's own."""
+    env = {"PATH": os.environ["PATH"], "DDP_OUT": str(tmp_path), "DDP_MONITOR": "0"}
+    words = [EXAMPLES / "demo.sh", "--", "true"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "The run lies in" in done.stdout) == (0, True), done.stderr
