@@ -14,6 +14,7 @@ has_controller() {
 
 in_slurm() {
     local job log ended
+    mkdir -p -- "$DDP_OUT" || exit 64
     job=$(sbatch --parsable --ntasks=2 --output="$DDP_OUT/slurm-%j.out" jobs/prelaunch.sh "$@")
     job=${job%%;*}
     log=$DDP_OUT/slurm-$job.out
@@ -38,7 +39,6 @@ in_place() {
 
 main() {
     local job logs
-    mkdir -p -- "$DDP_OUT"
     if has_controller; then in_slurm "$@"; else in_place "$@"; fi
     if [[ ! -e $RUN_DIR/events.jsonl ]]; then exit "$CODE"; fi # it ended before it began, and reported why
     job=$(sed -n 's/.*"event": "start".*"job_id": "\([^"]*\)".*/\1/p' "$RUN_DIR/events.jsonl" | tail -n 1)

@@ -38,9 +38,11 @@ def test_the_demo_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_without_a_monitor(tmp_path: Path) -> None:
-    """There is no log to report; the code is the run's own."""
-    env = {"PATH": os.environ["PATH"], "DDP_OUT": str(tmp_path), "DDP_MONITOR": "0"}
+@pytest.mark.parametrize(("out", "code"), [("out", 0), ("a-file/out", 64)])
+def test_the_demo_without_a_monitor(tmp_path: Path, out: str, code: int) -> None:
+    """There is no log to report; the code is the run's own, also where it cannot begin."""
+    (tmp_path / "a-file").touch()
+    env = {"PATH": os.environ["PATH"], "DDP_OUT": str(tmp_path / out), "DDP_MONITOR": "0"}
     words = [EXAMPLES / "demo.sh", "--", "true"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, "The run lies in" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "The run lies in" in done.stdout) == (code, code == 0), done.stderr
