@@ -1,3 +1,4 @@
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,17 @@ def test_a_missing_one_is_reported_before_anything_begins(
     assert str(caught.value).startswith("--compile must have ")
     assert message in str(caught.value)
     check_compiler(Config(), device, env)
+
+
+@pytest.mark.parametrize(("device", "program"), [("cpu", "g++"), ("cuda", "gcc")])
+def test_missing_headers_are_reported_before_anything_begins(
+    having: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, program: str
+) -> None:
+    """Torch would say so in the middle of a page of its own, at the first step."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    with pytest.raises(UserError, match=r"found no Python.h in .*; install python3-dev"):
+        check_compiler(COMPILED, device, having(program))
+    check_compiler(COMPILED, device, having(program, CPATH="/opt/include"))
 
 
 @pytest.mark.usefixtures("train")  # it puts the signal handlers back
