@@ -84,16 +84,19 @@ pip_install() {
 }
 
 # What no wheel brings. Without libibverbs NCCL takes TCP instead of InfiniBand, and reports it only to
-# who asks for NCCL_DEBUG=INFO; --compile needs a compiler. A build without a network goes on.
+# who asks for NCCL_DEBUG=INFO; --compile needs a compiler, and Python.h. A build without a network goes on.
 install_system() {
-    local missing=()
+    local missing=() headers
     check_base
     install_toolkit_stub
     if ! ldconfig -p | grep 'libibverbs\.so\.1' >/dev/null; then missing+=(libibverbs1 ibverbs-providers librdmacm1); fi
     if ! command -v g++ >/dev/null; then missing+=(g++); fi
+    # Debian has the headers of its Python in a package of their own; those of another are not there.
+    headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')
+    if [[ $headers == /usr/include/* && ! -e $headers/Python.h ]]; then missing+=(python3-dev); fi
     ((${#missing[@]})) || return 0
     if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; }; then
-        echo "install: warning: the image goes without ${missing[*]}: NCCL needs libibverbs for InfiniBand, and --compile g++; add them to BASE_IMAGE" >&2
+        echo "install: warning: the image goes without ${missing[*]}: NCCL needs libibverbs for InfiniBand, and --compile g++ and Python.h; add them to BASE_IMAGE" >&2
     fi
     rm -rf /var/lib/apt/lists/*
 }

@@ -1,6 +1,9 @@
 # shellcheck shell=bash disable=SC2034 # set here, read by those who source it
 # What this host's slurm.conf and plugstack.conf say. Sourced by mounts.sh.
 
+# In Turkish neither is I the capital of i, nor does sed's I take it for one; and Pyxis counts bytes.
+export LC_ALL=C
+
 # conf_files FILE: prints a configuration and what it includes, a file a line.
 conf_files() {
     local file=$1 path included

@@ -14,6 +14,7 @@ has_controller() {
 
 in_slurm() {
     local job log ended
+    mkdir -p -- "$DDP_OUT" || exit 64
     job=$(sbatch --parsable --ntasks=2 --output="$DDP_OUT/slurm-%j.out" jobs/prelaunch.sh "$@")
     job=${job%%;*}
     log=$DDP_OUT/slurm-$job.out
@@ -37,12 +38,13 @@ in_place() {
 }
 
 main() {
-    mkdir -p -- "$DDP_OUT"
+    local job logs
     if has_controller; then in_slurm "$@"; else in_place "$@"; fi
     if [[ ! -e $RUN_DIR/events.jsonl ]]; then exit "$CODE"; fi # it ended before it began, and reported why
     job=$(sed -n 's/.*"event": "start".*"job_id": "\([^"]*\)".*/\1/p' "$RUN_DIR/events.jsonl" | tail -n 1)
+    logs=("$DDP_OUT/slurm-$job."*.gutil) # none with DDP_MONITOR=0
     echo
-    .venv/bin/python -m monitor report "$DDP_OUT/slurm-$job."*.gutil
+    if [[ -e ${logs[0]} ]]; then .venv/bin/python -m monitor report "${logs[@]}"; fi
     printf '\nThe run lies in %s:\n' "$RUN_DIR"
     printf '  %-16s %s\n' run.json 'the run record' events.jsonl 'who did what, when' \
         metrics.jsonl 'loss, accuracy, samples/s' logs/ "each rank's own output" checkpoints/ 'the model'

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Places after the name in /proc/<pid>/stat.
@@ -23,6 +26,32 @@ class Identity(NamedTuple):
 
     pid: int
     start_ticks: int
+
+
+def num_cpus(cgroups: str = "/sys/fs/cgroup") -> int:
+    """Count the CPUs that this process may use: those it may run on, or as many as its quota is.
+
+    A container's (docker run --cpus), for which more threads are slower than fewer.
+    """
+    return max(1, int(min([len(os.sched_getaffinity(0)), *_quotas(cgroups)])))
+
+
+def _quotas(cgroups: str) -> Iterator[float]:
+    """Give the quota of each cgroup that this process is in, by version 2 or 1."""
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top, names = cgroups, ["cpu.max"]
+        if controllers:
+            top, names = f"{cgroups}/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        while group:
+            with suppress(ValueError):  # there is none, or it is "max"
+                quota, period = " ".join(_text(f"{top}{group}/{name}") for name in names).split()
+                if int(quota) > 0:
+                    yield int(quota) / int(period)
+            # The last one is a container's own, in which the others are not to be seen.
+            group = "" if group == "/" else os.path.dirname(group)
 
 
 def others() -> list[int]:

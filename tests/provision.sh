@@ -7,8 +7,9 @@ readonly NEEDS=(
     slurmctld=slurm-wlm slurmd=slurm-wlm srun=slurm-wlm munged=munge
     dockerd=docker.io mksquashfs=squashfs-tools bwrap=bubblewrap mmdebstrap=mmdebstrap
     chromium=chromium chromedriver=chromium-driver ip=iproute2 iptables=iptables faketime=faketime
-    gcc=gcc gcc=libc6-dev # the latter comes along where the former is missing
-    srun=libpmix-dev      # likewise: it has the file that Slurm's PMIx plugin opens
+    gcc=gcc gcc=libc6-dev                # the latter comes along where the former is missing
+    srun=libpmix-dev                     # likewise: it has the file that Slurm's PMIx plugin opens
+    'g++=g++' python3-config=python3-dev # what --compile needs
 )
 readonly DOCKER_LOG=${DDP_DOCKER_LOG:-/var/log/ddp-dockerd.log}
 readonly DOCKER_START_S=60

@@ -184,7 +184,7 @@ def _offer_socket(
 def _explain_oom(task: Task, node: str) -> None:
     text = (
         "launcher: out of memory: Killed by the kernel, because this task used more than it may"
-        f" on {node}; ask for more with --mem\n"
+        f" on {node}\n"
     )
     with suppress(OSError):
         os.write(task.log_fd, text.encode())

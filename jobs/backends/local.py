@@ -75,6 +75,7 @@ class Local(Backend):
         environ = {n: value for n, value in step.environ.items() if n not in _OF_THE_SCRIPT}
         size = str(step.layout.world_size)
         environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "NODE_RANK": "0"}
+        environ["DDP_NODE"] = self._here.node  # a host may name itself otherwise, with its domain
         prepare = before_exec()
         return [
             subprocess.Popen(

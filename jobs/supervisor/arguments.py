@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs.backends.slurm import Slurm
 from jobs.checks import check_command
 from jobs.messages import Exit, UsageError, write
-from jobs.programs import find_python, module_command
+from jobs.programs import find_python, is_new, module_command
 from rundir import codes, secrets
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _show_help(root: str, environ: Mapping[str, str]) -> None:
     text = [re.sub("^# ?", "", line) for line in head if not line.startswith("#SBATCH")]
     write(1, "".join(f"{line}\n" for line in text))
     python = find_python(root, environ)
-    if python:
+    if python and is_new(python, environ):
         write(1, "The trainer's options (python -m trainer --help):\n")
         words = [*module_command(root, python, "trainer", environ), "--help"]
         subprocess.run(words, env=environ, stdin=subprocess.DEVNULL, check=False)

@@ -17,6 +17,7 @@ from jobs.supervisor import check, foreign, history, layout, rendezvous, run, se
 from jobs.supervisor.ending import Job
 from jobs.supervisor.settings import Settings
 from jobs.supervisor.settings_table import Known
+from rundir import procfs
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _resolve(
     nodes = layout.order(values, backend.nodes(), ranks.num_nodes)
     rendezvous.resolve(values, backend, here, nodes[: ranks.num_nodes], is_restart=False)
     asked_cpus = here.slurm.cpus_per_task
-    num_cpus = here.slurm.cpus_on_node or len(os.sched_getaffinity(0))
+    num_cpus = here.slurm.cpus_on_node or procfs.num_cpus()
     settings.resolve_ranks(values, environ, ranks, num_cpus, asked_cpus)
     if not arguments.is_own_command:
         layout.warn_of_cpus(here, settings.cpus_of_a_rank(ranks, num_cpus, asked_cpus))

@@ -38,10 +38,12 @@ def check_files(files: RunDir) -> None:
 def make(files: RunDir, made: Made, here: Surroundings, temporary: str) -> None:
     """Make the run directory, in which this user can write. Raises UsageError."""
     if not (os.path.isdir(temporary) and os.access(temporary, os.W_OK)):
+        is_docker = here.is_in_container and not here.is_under_slurm
+        mount = "mount one (docker run --tmpfs /tmp), or " if is_docker else ""
         raise UsageError(
             "a temporary directory is needed",
             f"that none can be made in {temporary}",
-            "set TMPDIR to one that is writable",
+            f"{mount}set TMPDIR to one that is writable",
         )
     make_writable(files.path, made, here.node, lambda why, owner: _remedy(here, why, owner))
     _check_owner(files)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rundir.failure.first import Blamed, LogEnd
     from rundir.failure.patterns import Finding
 
-OUT_OF_MEMORY = "out of memory, ask for more with --mem"
+OUT_OF_MEMORY = "out of memory, ask for more (sbatch --mem, docker run --memory)"
 
 _REASONS = (
     ("preempted", r"pre-?empt|Slurm has requeued"),

@@ -104,11 +104,13 @@ def test_a_node_without_nvidias_toolkit_starts_the_image_all_the_same(image: str
 
 
 def test_nccl_finds_infiniband_and_compile_its_compiler(image: str, run: Run) -> None:
-    """No wheel brings libibverbs or a compiler."""
+    """No wheel brings libibverbs, a compiler or Python.h."""
     opened = "import ctypes; ctypes.CDLL('libibverbs.so.1'); ctypes.CDLL('librdmacm.so.1')"
     found = run("docker", *LIMITED, image, "python", "-c", opened)
     assert found.returncode == 0, found.stderr
-    compiled = "echo 'int main() {return 7;}' | g++ -x c++ -o /tmp/seven - && /tmp/seven"
+    program = "#include <Python.h>\\nint main() {return 7;}\\n"
+    built = "g++ $(python3-config --includes) -x c++ -o /tmp/seven -"
+    compiled = f"printf '{program}' | {built} && /tmp/seven"
     assert run("docker", *LIMITED, image, "sh", "-c", compiled).returncode == 7
 
 

@@ -149,6 +149,29 @@ def test_what_slurms_configuration_includes_counts_too(run: Run, host: Host) -> 
     assert told.stdout == f"{plugin} container_scope=job\n"
 
 
+@pytest.fixture
+def turkish(tmp_path: Path) -> dict[str, str]:
+    """The environment of a locale in which I is not the capital of i."""
+    made = ("-i", "tr_TR", "-f", "UTF-8", tmp_path / "tr_TR.UTF-8")
+    if (
+        not shutil.which("localedef")
+        or subprocess.run(["localedef", *made], check=False).returncode
+    ):
+        pytest.skip("a locale of one's own needs localedef and its sources")
+    return {"LOCPATH": str(tmp_path), "LC_ALL": "tr_TR.UTF-8"}
+
+
+def test_a_turkish_users_letters_are_slurms(run: Run, host: Host, turkish: dict[str, str]) -> None:
+    """Names of variables have an I, and Include is as good as include."""
+    shared = host.directory / "all.conf"
+    shared.write_text("SlurmUser=daemon\n")
+    host.configure(f"Include {shared}")
+    env = _evaluated(run, host.directory, host.env | turkish)
+    assert env["PYXIS_CONTAINER_WORKDIR"] == str(host.directory)
+    assert f"{shared}:{shared}" in env["PYXIS_CONTAINER_MOUNTS"].split(",")
+    assert env["LC_ALL"] == "tr_TR.UTF-8"
+
+
 def _lose_srun(host: Host) -> None:
     (host.directory / "bin/srun").unlink()
 

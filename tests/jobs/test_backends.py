@@ -171,6 +171,13 @@ class TestLocal(Conformance):
 
     kind = Local
 
+    def test_ranks_have_the_supervisors_name_of_the_node(
+        self, here: Surroundings, backend: Backend
+    ) -> None:
+        """A host may call itself by its whole domain: its reports would be another node's."""
+        Path(here.launcher).write_text('#!/bin/sh\necho "$DDP_NODE"\n')
+        assert self.run(backend, self.step(here))[0] == ["node1", "node1"]
+
 
 class TestSrun(Conformance):
     """On the bare machines."""

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.backends import surroundings
+from jobs.checks import Made
+from jobs.messages import UsageError
+from jobs.supervisor import run
+from rundir.paths import RunDir
 from tests.jobs.said import one_line
 
 if TYPE_CHECKING:
@@ -225,3 +229,16 @@ def test_any_image_is_a_container(
     monkeypatch.setattr(surroundings, "_ENROOT", str(tmp_path / name))
     here = surroundings.look_around("/project", "prelaunch.sh", [], {"PATH": ""})
     assert here.is_in_container is (name == "rc")
+
+
+@pytest.mark.parametrize("is_in_container", [True, False])
+def test_a_container_without_a_temporary_directory(
+    tmp_path: Path, *, is_in_container: bool
+) -> None:
+    """A read-only one has none: the remedy is Docker's."""
+    here = surroundings.look_around("/project", "prelaunch.sh", [], {"PATH": ""})
+    here = here._replace(is_in_container=is_in_container)
+    with pytest.raises(UsageError) as refused:
+        run.make(RunDir(tmp_path / "run"), Made(), here, "/no/such")
+    assert ("(docker run --tmpfs /tmp), or set TMPDIR" in str(refused.value)) is is_in_container
+    assert not (tmp_path / "run").exists()

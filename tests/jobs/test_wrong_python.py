@@ -51,6 +51,14 @@ def test_a_python_that_is_too_old(scripts: Scripts, script: str) -> None:
     assert not list(scripts.directory.glob("out"))
 
 
+def test_help_where_no_python_knows_the_trainers_options(scripts: Scripts) -> None:
+    """The script's own words, without a complaint of that Python's."""
+    scripts.fake("old-python", "echo 'Unknown option: -P' >&2; exit 2")
+    shown = scripts.run("prelaunch.sh", "--help", DDP_PYTHON="old-python")
+    assert (shown.code, shown.err, "trainer's options" in shown.out) == (0, "", False)
+    assert "jobs/prelaunch.sh" in shown.out
+
+
 def test_one_that_is_too_old_where_a_rank_runs(scripts: Scripts) -> None:
     """An image's, which its agent finds first; a preflight's, too."""
     scripts.fake("old-python", 'if [[ $1 == -V ]]; then echo "Python 3.9.2"; else exit 2; fi')

@@ -234,7 +234,7 @@ def test_the_remedy_is_shown_where_the_kernel_ended_a_rank_for_its_memory() -> N
     chosen = event("first_failure", 1, source="prelaunch", code=137, signal="KILL")
     for found in (classify(ends, step_code=137), classify((*ends, chosen), code=137)):
         assert (found.why, found.finding.failure_class) == (
-            "out of memory, ask for more with --mem",
+            "out of memory, ask for more (sbatch --mem, docker run --memory)",
             "program",
         )
         assert found.end == (1, "n1", 137, "KILL")

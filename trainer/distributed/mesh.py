@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
 
+from rundir import procfs
 from rundir.text import counted
 from trainer.distributed.device import choose_device, has_driver, lost_gpus, lost_gpus_error
 from trainer.distributed.rendezvous import open_process_group
@@ -145,7 +145,7 @@ def open_mesh(
     as on a virtual cluster, that is a warning.
     """
     num_threads = choose_num_threads(
-        env, num_cpus=len(os.sched_getaffinity(0)), local_world_size=ranks.local_world_size
+        env, num_cpus=procfs.num_cpus(), local_world_size=ranks.local_world_size
     )
     torch.set_num_threads(num_threads)
     device = choose_device(ranks, env)

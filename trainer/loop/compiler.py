@@ -1,4 +1,4 @@
-"""Torch's compiler: whether --compile has the C or C++ compiler it needs; else its lazy import.
+"""Torch's compiler: whether --compile has the compiler and headers it needs; else its lazy import.
 
 Building an optimizer or DistributedDataParallel imports all of torch._dynamo, 1.5 to 3 s on an
 ordinary core, only to learn that nothing is being compiled. `without_compiler` and `plain_step` are
@@ -12,7 +12,9 @@ import inspect
 import shlex
 import shutil
 import sys
+import sysconfig
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
 
+_INCLUDE_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+"""Where a compiler may find headers, too."""
+
 
 def check_compiler(config: Config, device_type: str, env: Mapping[str, str]) -> None:
     """Raise UserError if there is no compiler where torch would search for one.
@@ -34,6 +39,7 @@ def check_compiler(config: Config, device_type: str, env: Mapping[str, str]) -> 
     On a GPU Triton builds the module that talks to the driver: CC, else gcc, else clang
     (triton/runtime/build.py). On a CPU the kernels are C++: CXX, else g++ and no other
     (torch/_inductor/cpp_builder.py), which with TORCH_INDUCTOR_INSTALL_GXX torch installs itself.
+    What either builds includes Python.h, which Debian has in a package of its own.
     """
     if not config.compile:
         return
@@ -43,7 +49,15 @@ def check_compiler(config: Config, device_type: str, env: Mapping[str, str]) -> 
     variable, usual = ("CC", ("gcc", "clang")) if is_gpu else ("CXX", ("g++",))
     own = env.get(variable)
     if any(_is_program(name, env) for name in (usual if own is None else (own,))):
-        return
+        headers = Path(sysconfig.get_path("include", "posix_prefix"))
+        if any(map(env.get, _INCLUDE_PATHS)) or (headers / "Python.h").exists():
+            return
+        raise UserError(
+            "--compile",
+            rule="have the headers of Python",
+            found=f"no Python.h in {headers}",
+            remedy="install python3-dev, or leave --compile out",
+        )
     where = "CC, gcc or clang" if is_gpu else "CXX or g++"
     raise UserError(
         "--compile",

@@ -1,3 +1,4 @@
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ COMPILED = Config(compile=True)
 
 
 @pytest.fixture
-def having(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Return an environment whose PATH has just these programs."""
+def having(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Return an environment whose PATH has just these programs; Python's headers are there."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
 
     def make(*programs: str, **further: str) -> dict[str, str]:
         for name in programs:
@@ -63,6 +66,17 @@ def test_a_missing_one_is_reported_before_anything_begins(
     assert str(caught.value).startswith("--compile must have ")
     assert message in str(caught.value)
     check_compiler(Config(), device, env)
+
+
+@pytest.mark.parametrize(("device", "program"), [("cpu", "g++"), ("cuda", "gcc")])
+def test_missing_headers_are_reported_before_anything_begins(
+    having: Any, tmp_path: Path, device: str, program: str
+) -> None:
+    """Torch would say so in the middle of a page of its own, at the first step."""
+    (tmp_path / "Python.h").unlink()
+    with pytest.raises(UserError, match=r"found no Python.h in .*; install python3-dev"):
+        check_compiler(COMPILED, device, having(program))
+    check_compiler(COMPILED, device, having(program, CPATH="/opt/include"))
 
 
 @pytest.mark.usefixtures("train")  # it puts the signal handlers back
