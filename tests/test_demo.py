@@ -40,6 +40,6 @@ def test_the_demo_without_a_monitor(tmp_path: Path, out: str, code: int) -> None
     """There is no log to report; the code is the run's own, also where it cannot begin."""
     (tmp_path / "a-file").touch()
     env = {"PATH": os.environ["PATH"], "DDP_OUT": str(tmp_path / out), "DDP_MONITOR": "0"}
-    words = [EXAMPLES / "demo.sh", "--", "true"]
+    words = [DEMO, "--", "true"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, "The run lies in" in done.stdout) == (code, code == 0), done.stderr
