@@ -224,6 +224,18 @@ def test_a_monitor_whose_log_is_a_pipe(launch: Launch, tmp_path: Path) -> None:
     assert err.decode() == f"launcher: no monitor on n1: No such device or address at {log}\n"
 
 
+def test_a_monitor_writes_through_no_link(launch: Launch, tmp_path: Path) -> None:
+    """Where others may write, it may lead to a file of this user's."""
+    log = tmp_path / "out" / "slurm-7.n1.gutil"
+    log.parent.mkdir()
+    log.symlink_to(tmp_path / "mine")
+    agent = launch("echo", "hi", DDP_OUT=str(log.parent), DDP_JOB_ID="7")
+    out, err = agent.communicate(timeout=30)
+    assert (agent.returncode, out) == (0, b"[0] hi\n")
+    assert err.decode() == f"launcher: no monitor on n1: a link at {log}\n"
+    assert not (tmp_path / "mine").exists()
+
+
 def test_wrong_input_by_hand_writes_nothing(launch: Launch, tmp_path: Path) -> None:
     """What prelaunch.sh refuses, a launcher does that starts without it."""
     project = tmp_path / "my:project"
