@@ -200,6 +200,15 @@ def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why:
     assert classify((*UPS, *ends), lambda _rank: log, step_code=code).why == why
 
 
+def test_neither_a_password_nor_an_escape_is_quoted() -> None:
+    """Neither in the last line, nor in the record, nor as evidence."""
+    log = "OperationalError: no \x1b[31mway to postgres://me:hunter2@db/x\n"
+    for further in ((), (event("failure", 1, error=log.strip()),)):
+        found = classify((*UPS, *further, ended(1, 1)), lambda _rank: log, step_code=1)
+        assert found.why == "OperationalError: no \\x1b[31mway to postgres://me:***@db/x"
+        assert "hunter2" not in repr(found)
+
+
 def test_whose_loss_was_not_finite_is_blamed() -> None:
     """All ranks end at once, with the same words; the event tells whose it was."""
     reported = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])
@@ -221,7 +230,7 @@ def test_the_message_of_a_rank_of_ours_is_shown() -> None:
     ends = (ended(1, 70), ended(0, 0), ended(2, 0))
     failed = event("failure", 1, error=words + "x" * 1000)
     why = classify((*UPS, failed, *ends), step_code=70).why
-    assert why.startswith('RunFailedError: the loss of "step" 7 is not finite; lower --lr\nxxx')
+    assert why.startswith('RunFailedError: the loss of "step" 7 is not finite; lower --lr\\nxxx')
     assert len(why) == 300
     assert classify((*UPS, *ends), step_code=70).why == ""
     log = "trainer: a\ntrainer: rendezvous at n:1\nbye\n"

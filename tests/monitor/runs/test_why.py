@@ -294,6 +294,15 @@ def test_an_exception_shows_its_end(story: Any) -> None:
     assert "ValueError: bad bad" in text.split("said", 1)[1]
 
 
+def test_a_password_in_the_ranks_words_is_not_shown(story: Any) -> None:
+    """Who is asked for help gets these lines."""
+    story.start()
+    story.fail(1, 1, text="connecting\nOperationalError: no way to postgres://me:hunter2@db/x\n")
+    text = "\n".join(shown(story.write()))
+    assert "postgres://me:***@db/x" in text
+    assert "hunter2" not in text
+
+
 def test_a_peer_that_ended_early_is_named(story: Any) -> None:
     """The rank that lost it has only the connection in its log."""
     story.start()
