@@ -65,7 +65,8 @@ class _Rank:
         if is_preflight(environ):
             log = files.preflight_log(self._node)
         self._task = Task(environ, str(self._rank), log, loop, adopts_orphans=True)
-        self._output = Output(1, lambda: loop.wake(self._reports.keep_undelivered))
+        self._output = Output(1, lambda: loop.wake(self._on_output))
+        self._starter = os.getppid()
         self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
         self._directory = _open_heartbeats(environ, is_leader=self._is_leader)
         _offer_socket(environ, self._reports, self._directory, loop)
@@ -75,6 +76,16 @@ class _Rank:
         self._follower = LogFollower(
             log, self._task.log_offset, str(self._rank), loop, self._output
         )
+
+    def _on_output(self) -> None:
+        """Keep what nobody reads; end a rank whose slurmstepd is dead.
+
+        srun would wait for it for ever, and its end would be reported to nobody.
+        """
+        self._reports.keep_undelivered()
+        is_orphan = self._output.is_broken and os.getppid() != self._starter
+        if is_orphan and self._task.child:
+            self._task.child.send(signal.SIGKILL)
 
     def start(self, command: Command, root: str, begin: Callable[..., Child]) -> None:
         """Start the node's monitor, if this is its first rank, and the command."""
