@@ -327,6 +327,18 @@ def test_where_all_were_killed_at_once_no_rank_is_blamed() -> None:
     assert alone.end.rank == 0  # of one rank there is no doubt
 
 
+def test_where_srun_was_killed_no_rank_is_blamed_for_its_request_to_end() -> None:
+    """Slurm asks them to; but for who asked the job, or a rank that had to be killed."""
+    found = classify((*UPS, *STOPPED_BY_SLURM), step_code=137)
+    assert (found.first, found.code) == ((None, None, 137, "KILL"), 137)
+    assert found.finding.failure_class == "killed"
+    assert classify((*UPS, *STOPPED_BY_SLURM), code=137).first == found.first
+    asked = event("signal", source="prelaunch", signal="TERM")
+    late = ended(1, 137, requested=True)
+    for events in ((*UPS, asked, *STOPPED_BY_SLURM), (*UPS, *STOPPED_BY_SLURM[:1], late)):
+        assert classify((*events, ended(2, 143, requested=True)), step_code=137).first is None
+
+
 def test_a_rank_without_an_end_has_the_code_of_the_step_if_a_signal_ended_that() -> None:
     """srun knows more than its missing agent."""
     assert blame(ended(0, 0), ended(2, 0), step_code=139) == (1, 139)
