@@ -227,7 +227,7 @@ def test_a_monitor_whose_log_is_a_pipe(launch: Launch, tmp_path: Path) -> None:
 
 STARTER = """
 import subprocess, sys, time
-words = [sys.argv[1], "--", "bash", "-c", "while sleep 0.1; do echo x; done"]
+words = [sys.argv[1], "--", "sleep", "60"]
 agent = subprocess.Popen(words, stdout=subprocess.PIPE)
 while b"rank_up" not in agent.stdout.readline(): pass
 print(agent.pid, flush=True)
