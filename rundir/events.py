@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rundir import paths
-from rundir.plain import names_in, open_plain
+from rundir.plain import names_in, no_link, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -63,10 +63,10 @@ def append(path: str, data: bytes, *, is_shared: bool = True) -> None:
     could not finish gets its end, else the new one would be lost with it.
 
     Raises:
-        OSError: it could not be written, or not all of it (ENOSPC).
+        OSError: it is a link, or could not be written, or not all of it (ENOSPC).
 
     """
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = no_link(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
     try:
         if is_shared:
             _lock(fd)

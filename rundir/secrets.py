@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE")
 """In the name of a variable."""
@@ -29,17 +29,30 @@ _OPTION = re.compile(rf"-[^\s=]*{_LAST}")
 """The word after it is the value."""
 _SETTING = re.compile(rf"(\S*{_LAST}(?:=|:\s)).*", re.DOTALL)
 """A word that is a value from there to its end."""
-_SHAPES = (
-    re.compile(r"(://[^]/@:\s]*:)[^]/\s]+(?=@)"),  # the password in an address
+_IN_ADDRESS = (
+    re.compile(r"(://[^]/@:\s]*:)[^]/\s]+(?=@)"),  # the password
     re.compile(r"(https?://)[^]/@:?#\s]+(?=@)"),  # a token in its place
+)
+_TOKEN = re.compile(
+    r"((?<![A-Za-z0-9]))"
+    r"(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{16,}"
+)
+_SHAPES = (
+    *_IN_ADDRESS,
     re.compile(rf"({_LAST}{_IS}){_VALUE}"),
     re.compile(rf"((?<!\S)-[^\s=]*{_LAST}\s+){_VALUE}"),
-    re.compile(
-        r"((?<![A-Za-z0-9]))"
-        r"(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA)[A-Za-z0-9_-]{16,}"
-    ),
+    _TOKEN,
 )
 """What stays of each is its group."""
+_OF_MESSAGES = (
+    *_IN_ADDRESS,
+    re.compile(
+        r"((?i:password|passwd|passphrase|secret|api[_-]?key|authorization|access[_-]?token)"
+        rf"{_IS}){_VALUE}"
+    ),
+    _TOKEN,
+)
+"""In a program's own words a key or a token is mostly none that opens anything."""
 
 
 def is_secret(name: str) -> bool:
@@ -49,7 +62,16 @@ def is_secret(name: str) -> bool:
 
 def hide_shapes(text: str) -> str:
     """Replace what looks like a secret within a text."""
-    for shape in _SHAPES:
+    return _hide(text, _SHAPES)
+
+
+def hide_in_message(text: str) -> str:
+    """Replace what is a secret for sure within the words of a program's error."""
+    return _hide(text, _OF_MESSAGES)
+
+
+def _hide(text: str, shapes: Iterable[re.Pattern[str]]) -> str:
+    for shape in shapes:
         text = shape.sub(r"\1***", text)
     return text
 

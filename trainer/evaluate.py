@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rundir import codes, events
 from rundir.text import counted
 from trainer import command
-from trainer.checkpoint.layout import find
+from trainer.checkpoint.layout import STATE_FILE, find
 from trainer.checkpoint.train_state import OPTIONS
-from trainer.config import Config
 from trainer.errors import UserError
+from trainer.options import from_table
 from trainer.telemetry.metrics import figures_of
 from trainer.workloads.registry import BUILT_IN, build_workload
 
@@ -82,10 +83,11 @@ def _measure(
     from trainer.workloads.checks import test_data_of  # noqa: PLC0415
 
     stored = loading.open_verified(checkpoint)
-    known: dict[str, Any] = {n: v for n, v in stored.state.identity.items() if n in OPTIONS}
-    if known.get("precision") in _MEASURED_IN:
+    named = stored.state.identity.items()
+    known: dict[str, Any] = {n: v for n, v in named if n in OPTIONS and v is not None}
+    if known.get("precision") in [*_MEASURED_IN]:  # it may be anything, such as a list
         known["precision"] = _MEASURED_IN[known["precision"]]
-    config = Config(**known, data_dir=data_dir)
+    config = replace(from_table(known, checkpoint / STATE_FILE), data_dir=data_dir)
     _check_workload(checkpoint, config.workload, wanted)
     weights = loading.read_weights(stored)
     workload = build_workload(config)
@@ -102,8 +104,8 @@ def _measure(
             found="none",
             remedy="name a --data-dir that has some",
         )
-    model = workload.build_model().to(mesh.device)
     try:
+        model = workload.build_model().to(mesh.device)
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(

@@ -194,6 +194,11 @@ def _unreadable(path: Path, found: object) -> UserError:
     )
 
 
+def from_table(table: Mapping[str, object], path: Path) -> Config:
+    """Build the Config of options that the file `path` has. Raises UserError."""
+    return _parse_arguments(_as_arguments(table, path))
+
+
 def _as_arguments(options: Mapping[str, object], path: Path | None) -> list[str]:
     """TOML values as command-line arguments, so that one parser checks both."""
     arguments = []

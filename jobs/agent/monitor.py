@@ -91,6 +91,9 @@ def start_monitor(environ: Mapping[str, str], root: str) -> Monitor | None:
     else:
         argv += ["record", "--out", log, "--interval", environ.get("DDP_MONITOR_INTERVAL") or "15"]
         argv += ["--compose", environ["DDP_RUN_DIR"]]
+    if os.path.islink(log):  # where others may write, it may lead to a file of this user's
+        info(f"no monitor on {node}: a link at {log}", "launcher")
+        return None
     argv += ["--launch-id", environ["DDP_LAUNCH_ID"]]
     own_log = RunDir(environ["DDP_RUN_DIR"]).monitor_log(node)
     try:

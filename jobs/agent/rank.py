@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ _ERROR_S = 2
 _PEERS_START_S = 30
 """How long a first rank that has finished waits for others of its node to start."""
 _POLL_S = 0.1
+_ORPHANED_S = 1
+"""A process that dies closes its files first, and then has its children adopted."""
 
 
 def run_rank(
@@ -65,6 +68,9 @@ class _Rank:
             log = files.preflight_log(self._node)
         self._task = Task(environ, str(self._rank), log, loop, adopts_orphans=True)
         self._output = Output(1, lambda: loop.wake(self._reports.keep_undelivered))
+        self._starter = os.getppid()
+        if stat.S_ISFIFO(os.fstat(1).st_mode):
+            loop.watch(1, self._on_broken)  # this end of a pipe is never to be read, but broken
         self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
         self._directory = _open_heartbeats(environ, is_leader=self._is_leader)
         _offer_socket(environ, self._reports, self._directory, loop)
@@ -74,6 +80,18 @@ class _Rank:
         self._follower = LogFollower(
             log, self._task.log_offset, str(self._rank), loop, self._output
         )
+
+    def _on_broken(self) -> None:
+        self._loop.forget(1)
+        self._loop.after(_ORPHANED_S, self._end_orphan)
+
+    def _end_orphan(self) -> None:
+        """End a rank whose slurmstepd is dead.
+
+        srun would wait for it for ever, and its end would be reported to nobody.
+        """
+        if os.getppid() != self._starter and self._task.child:
+            self._task.child.send(signal.SIGKILL)
 
     def start(self, command: Command, root: str, begin: Callable[..., Child]) -> None:
         """Start the node's monitor, if this is its first rank, and the command."""

@@ -66,8 +66,10 @@ class HostImage(Srun):
         """Copy the image to the nodes' own disks with DDP_STAGE_IMAGE=1, until the job ends."""
         if environ.get("DDP_STAGE_IMAGE") != "1" or self._image[:1] not in "./":
             return
-        local = f"{tmp_dir(environ, is_in_container=False)}/ddp-{self._slurm.job_id}.sqsh"
-        words = ("sbcast", "--force", self._image, local)
+        # Nobody can have it ready: in /tmp another user's file, or link, would become the image.
+        name = f"ddp-{self._slurm.job_id}-{os.urandom(8).hex()}.sqsh"
+        local = f"{tmp_dir(environ, is_in_container=False)}/{name}"
+        words = ("sbcast", self._image, local)
         complaint = self._slurm.try_to(*words, timeout_s=_STAGING_S)
         # A copy that was broken off goes at once.
         command = ["rm", "-f", local] if complaint else ["bash", "-c", _FREE, local]

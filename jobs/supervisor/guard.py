@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.messages import info
 from jobs.supervisor.hang import HangWatch
-from rundir import paths
+from rundir import paths, plain
 from rundir.text import listed
 
 if TYPE_CHECKING:
@@ -141,9 +142,15 @@ class Guard:
             up.setdefault(node, []).append(rank)
         self._loop.in_background(lambda: self._lost(up), self._act)
 
-    def _lost(self, up: dict[str, list[int]]) -> list[tuple[str, str]]:
+    def _lost(self, up: dict[str, list[int]]) -> tuple[list[tuple[str, str]], bytes]:
+        """Find quiet nodes that are lost, and what quiet ones could not deliver."""
         there = [node for node in self._nodes if node in up and node not in self._step.left]
-        return self._backend.lost_of([node for node in there if self._is_quiet(node, up[node])])
+        quiet = [node for node in there if self._is_quiet(node, up[node])]
+        kept = b""
+        for node in quiet:
+            with suppress(OSError), plain.open_plain(self._now.plan.files.node_events(node)) as file:
+                kept += file.read()
+        return self._backend.lost_of(quiet), kept
 
     def _is_quiet(self, node: str, ranks: list[int]) -> bool:
         """Whether a node has left no traces for a while; one that is well is asked again later."""
@@ -163,12 +170,16 @@ class Guard:
             return [paths.gutil_path(settings["DDP_OUT"], plan.job.id, node)]
         return [plan.files.rank_log(rank) for rank in ranks]
 
-    def _act(self, lost: list[tuple[str, str]] | None) -> None:
+    def _act(self, found: tuple[list[tuple[str, str]], bytes] | None) -> None:
         self._is_checking = False
-        if not self._timers:
+        if not self._timers or found is None:
             return  # the step has ended meanwhile
+        lost, kept = found
+        for line in kept.splitlines(keepends=True):  # where slurmstepd is dead, srun has none of it
+            if line.endswith(b"\n") and not self._journal.reports.knows(line):
+                self._journal.add(line)
         # Without some it can go on.
-        fatal = {node: how for node, how in lost or () if not self._step.lose(node, how)}
+        fatal = {node: how for node, how in lost if not self._step.lose(node, how)}
         self._report_lost(fatal)
         if fatal:
             self._end_step(f"lost {', '.join(fatal)}", _LOST_S)

@@ -69,8 +69,8 @@ class Journal:
     def _append(self, data: bytes) -> None:
         try:
             events.append(self._files.events, data)
-        except OSError:
-            info(f"could not append to {self._files.events}; going on")
+        except OSError as error:
+            info(f"could not append to {self._files.events}: {error.strerror}; going on")
 
     def close(self) -> None:
         """End an attempt: take what others wrote, and what nodes could not deliver."""

@@ -18,7 +18,7 @@ from jobs.messages import Exit, UsageError, info
 from rundir import codes, procfs
 from rundir import lock as files
 from rundir.lock import FRESH_S, RELEASED, Owner
-from rundir.plain import read_text
+from rundir.plain import no_link, read_text
 
 if TYPE_CHECKING:
     from jobs.backends.slurm import Slurm
@@ -109,7 +109,7 @@ class Lock:
 
     def _attempt(self, mine: str) -> str:
         try:
-            with open(mine, "w") as file:
+            with open(mine, "w", opener=no_link) as file:
                 file.write(" ".join(self._own()) + "\n")
         except OSError:
             raise UsageError(
@@ -215,7 +215,7 @@ class Lock:
             return
         line, new = " ".join(Owner(job)) if job else RELEASED, f"{self.path}.new"
         try:
-            with open(new, "w") as file:
+            with open(new, "w", opener=no_link) as file:
                 file.write(f"{line}\n")
             os.replace(new, self.path)
         except OSError:  # a full disk

@@ -25,9 +25,12 @@ _COMPOSE_S = 60
 
 
 def check_files(files: RunDir) -> None:
-    """A run's own files must be plain ones: a pipe keeps its reader for ever. Raises UsageError."""
+    """A run's own files must be plain ones. Raises UsageError.
+
+    A pipe keeps its reader for ever, and through a link another user's file would be written to.
+    """
     for path in (files.events, files.latest):
-        if os.path.lexists(path) and not os.path.isfile(path):
+        if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
             raise UsageError(
                 "a run's own files must be plain ones",
                 f"something else at {path}",

@@ -9,6 +9,7 @@ from monitor.logs import throttling
 from monitor.nvml import links
 from monitor.nvml.source import Nvml
 from monitor.stop import ProcessStop
+from rundir.gpus import visible
 from rundir.preflight.verdict import Reading
 from rundir.procfs import environment
 
@@ -29,7 +30,7 @@ def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None
     events: list[LogEvent] = []
     nvml = Nvml(_LETTERS, ProcessStop(os.getppid()), events.append, named=named)
     polled = nvml.read()
-    for reading in _of_facts(dict(polled.facts)):
+    for reading in _of_facts(dict(polled.facts), named):
         add(reading)
     for gpu in polled.gpus:
         if gpu.index is not None:
@@ -44,12 +45,21 @@ def read(named: Named, launch_id: str, add: Callable[[Reading], object]) -> None
                 add(Reading(name, value, f"GPU {index}"))
 
 
-def _of_facts(facts: Mapping[str, str]) -> Iterator[Reading]:
+def _of_facts(facts: Mapping[str, str], named: Named) -> Iterator[Reading]:
     driver, gpus = facts.get("driver", "-"), facts["gpus"]
     if driver != "-":
         yield Reading("driver", driver)
     if not any(name.startswith("mig ") for name in facts):  # a job's instances may share one
         yield Reading("nvml_gpus", int(gpus)) if gpus.isdecimal() else Reading("nvml_gpus", 0, gpus)
+    if "mismatch" in gpus and _has_gpus(named):  # all nodes may share it, and no count differs
+        yield Reading("failed", 1, gpus)
+
+
+def _has_gpus(named: Named) -> bool:
+    """Whether the job has GPUs here; without one of Slurm's, all there are."""
+    if named.visible is None:
+        return "SLURM_JOB_ID" not in os.environ
+    return bool(visible(named.visible))
 
 
 def _of_sample(gpu: GpuSample, launch_id: str) -> Iterator[Reading]:

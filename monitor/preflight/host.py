@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rundir import xids
 from rundir.paths import RunDir
+from rundir.plain import no_link
 from rundir.preflight.verdict import Reading
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ _MAX_RECORD = 1 << 13
 
 def read(run_dir: str, node: str, launch_id: str, add: Callable[[Reading], object]) -> None:
     """Add every reading, the disk that may hang last."""
-    root = Path("/")
+    root, wanted = Path("/"), os.environ.get("TMPDIR", "")
+    # Where the host's is not mounted into a container, programs take /tmp.
+    temporary = wanted if os.path.isdir(wanted) else "/tmp"  # noqa: S108 - as every program here
     for readings in (
-        memory(root, os.environ.get("TMPDIR") or "/tmp"),  # noqa: S108 - as every program here
+        memory(root, temporary),
         fabric(root),
         xids_of(root / "dev/kmsg"),
         versions(root),
@@ -44,7 +47,10 @@ def memory(root: Path, temporary: str) -> Iterator[Reading]:
     """Room in shared memory and for temporary files, and memory that InfiniBand may lock."""
     for name, path in (("shm_mib", root / "dev/shm"), ("tmp_mib", Path(temporary))):
         with suppress(OSError):
-            yield Reading(name, _free_mib(path))
+            # statvfs reports room also where nobody may write, and fails where nothing is.
+            is_usable = os.access(path, os.W_OK | os.X_OK)
+            words = "" if is_usable else f"{path} cannot be written to"
+            yield Reading(name, _free_mib(path) if is_usable else 0, words)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY and any(_ports(root)):
         yield Reading("memlock_mib", soft / _MIB)
@@ -120,7 +126,7 @@ def run_directory(run_dir: str, node: str, launch_id: str) -> Iterator[Reading]:
     try:
         yield Reading("run_dir_mib", _free_mib(Path(run_dir)))
         beside = ours.with_name(ours.name + ".new")
-        with beside.open("w") as file:
+        with open(beside, "w", opener=no_link) as file:
             file.write(launch_id)
             file.flush()
             os.fsync(file.fileno())

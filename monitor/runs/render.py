@@ -18,7 +18,10 @@ _LABEL = 8
 _MIN_SAID = 2
 _MAX_SAID = 9
 _MAX_HAPPENED = 72  # so that the class stands on the line, however long the error
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_ESCAPE = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    r"|[\u200e\u200f\u2028-\u202e\u2066-\u2069]"  # which end a line, or turn it around
+)
 _GO_ON = re.compile(r"(; )?to go on: start again.*")  # stands in the last line
 _PREFIX = re.compile(r"^(\[rank\d+\]:\s?)*")
 _GLUE = "\u00a0"  # keeps a number and its unit on one line

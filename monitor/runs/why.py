@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.runs import evidence, liveness, node_log, record, render, slurm
 from monitor.runs.history import mappings, seconds
+from rundir import secrets
 from rundir.failure import patterns, words
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def _brief(attempt: dict[str, Any]) -> dict[str, Any]:
 
 def _relevant(text: str) -> list[str]:
     """Pick the lines of a log's end that explain most: a crash's stack, else the last."""
+    text = secrets.hide_in_message(text)
     lines = [clean for line in text.splitlines() if (clean := render.clean(line)).strip()]
     summaries = [number for number, line in enumerate(lines) if _SUMMARY.match(line)]
     lines = lines[: summaries[-1]] if summaries else lines

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from rundir import codes
+from rundir import codes, secrets
 from rundir.failure import attempt as read
 from rundir.failure import first, patterns, words
+from rundir.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,15 +81,16 @@ def classify(
     blamed = first.find(events, ends, log_end, step_code=known, guard=guard, code=code)
     reached = code if code is not None else _code(events, blamed, step_code)
     case = _Case(events, ends, blamed, reached, log_end)
+    finding = case.finding()
     return Failure(
         code=reached,
         end=case.end,
         first=case.failed,
-        why=case.why(),
-        error=case.error(),
+        why=printable(secrets.hide_in_message(case.why()))[: words.MAX_LINE],
+        error=secrets.hide_in_message(case.error() or "") or None,
         verdict=case.verdict_text(),
         lost=case.lost,
-        finding=case.finding(),
+        finding=finding._replace(line=secrets.hide_in_message(finding.line)),
     )
 
 

@@ -13,7 +13,8 @@ A cause comes before what follows from it:
    cause or consequence, so any other code comes before it; a rank that only lost a peer comes last;
 6. a node on which no rank came up, where ranks of others did: its container could not be made, or
    its agent refused to start. Slurm ends the others for it;
-7. a rank that was asked to end: then no rank failed.
+7. all ranks, where srun was killed and Slurm asked them to end for it;
+8. a rank that was asked to end: then no rank failed.
 """
 
 from __future__ import annotations
@@ -97,6 +98,9 @@ def find(  # noqa: PLR0913 - what is known, each by its name
     if cause is not None:
         return Blamed(cause)
     asked = silent or next(iter(ends.requested), None)
+    is_by_us = bool(guard or read.requests(events))
+    if not is_by_us and silent is None and _is_srun_killed(ends, step_code):
+        return Blamed(End(None, None, codes.KILLED, "KILL"))
     return None if asked is None else Blamed(asked, by_request=True)
 
 
@@ -149,6 +153,12 @@ def _is_step_killed(ends: Ends) -> bool:
     """Whether agents were killed all over, and not one agent or one of several nodes."""
     silent = set(ends.up.values())
     return len(ends.up) > 1 and (len(silent) > 1 or silent == set(ends.nodes.values()))
+
+
+def _is_srun_killed(ends: Ends, step_code: int | None) -> bool:
+    """Whether the step was killed though no rank was: then Slurm asks all ranks to end."""
+    killed = [end for end in ends.requested if end.code == codes.KILLED]
+    return step_code == codes.KILLED and bool(ends.requested) and not killed
 
 
 def _chosen(events: Sequence[Event], excused: set[int]) -> End | None:

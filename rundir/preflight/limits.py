@@ -77,8 +77,8 @@ TABLE = (
     # ---- the node
     Check("ib_ports", "ports", 1, SHARE, HARDWARE, "InfiniBand ports that are up", _CABLE),
     Check("ib_gbit_per_s", "Gbit/s", 1, SHARE, HARDWARE, "rate of an InfiniBand port", _CABLE),
-    Check("shm_mib", "MiB", 64, AT_LEAST, SITE, "free in /dev/shm", "empty it"),
-    Check("tmp_mib", "MiB", 64, AT_LEAST, SITE, "free in TMPDIR or /tmp", "empty it"),
+    Check("shm_mib", "MiB", 64, AT_LEAST, SITE, "free in /dev/shm", "mount or empty it"),
+    Check("tmp_mib", "MiB", 64, AT_LEAST, SITE, "free in TMPDIR or /tmp", "make or empty it"),
     Check("memlock_mib", "MiB", 64, AT_LEAST, SITE, "that may be locked", "raise memlock"),
     Check("run_dir_mib", "MiB", 64, AT_LEAST, USER, "free in the run directory", "free some"),
     Check("run_dir_s", "s", 5, AT_MOST, SITE, "write and rename in it", _ADMINISTRATORS),

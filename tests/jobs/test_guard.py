@@ -13,6 +13,7 @@ from jobs.loop import Loop
 from jobs.supervisor import guard as guards
 from jobs.supervisor.guard import Guard, lost_nodes
 from jobs.supervisor.journal import Journal
+from rundir import events
 from rundir.hang.reports import NodeReport, RankReport
 from rundir.paths import RunDir
 from tests.jobs.backend import Fake, now
@@ -200,6 +201,22 @@ def test_srun_is_not_waited_for_where_a_node_is_lost(
     assert bench.passes(20, "SIGKILL") < 2
     assert bench.step.told == ["kill", "SIGKILL"]
     assert bench.guard.why == "lost n1"
+
+
+@pytest.mark.slow
+def test_what_a_quiet_node_could_not_deliver_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its slurmstepd is dead, srun hands nothing on, and would wait for ever."""
+    monkeypatch.setattr(guards, "_QUIET_S", -14.9)  # beyond the interval of 15 s
+    bench = Bench(tmp_path, Fake())
+    for rank, node in enumerate(bench.nodes):
+        bench.journal.write("rank_up", rank=rank, node=node)
+    end = {"event": "rank_end", "attempt": 1, "rank": 1, "code": 137, "requested": False}
+    (tmp_path / "events.n1.jsonl").write_bytes(events.encode(end) + b'{"event": "half')
+    assert bench.loop.run(lambda: bench.step.failed_s, 20)
+    bench.journal.flush()
+    assert (tmp_path / "events.jsonl").read_bytes().endswith(events.encode(end))
 
 
 @pytest.mark.parametrize(

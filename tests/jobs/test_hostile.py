@@ -17,6 +17,7 @@ from jobs.supervisor.lock import Lock
 from tests.jobs.said import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from conftest import Scripts
@@ -219,14 +220,17 @@ def test_a_run_directory_that_is_none(scripts: Scripts) -> None:
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "checkpoints/latest"])
-def test_a_pipe_in_a_files_place(scripts: Scripts, name: str) -> None:
-    """Whoever reads it would wait for ever."""
-    pipe = scripts.directory / "out" / "mine" / name
-    pipe.parent.mkdir(parents=True)
-    os.mkfifo(pipe)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/hostname")])
+def test_a_pipe_or_a_link_in_a_files_place(
+    scripts: Scripts, name: str, make: Callable[[Path], object]
+) -> None:
+    """Whoever reads the one would wait for ever; the other may lead to a file of this user's."""
+    file = scripts.directory / "out" / "mine" / name
+    file.parent.mkdir(parents=True)
+    make(file)
     result = scripts.run("prelaunch.sh", "--", "true", DDP_RUN_NAME="mine")
     assert result.code == 64
-    assert f"found something else at {pipe}" in result.err
+    assert f"found something else at {file}" in result.err
 
 
 def test_no_space_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,19 @@ def test_a_lock_that_is_gone_by_now_has_just_been_taken(
     assert lock.attempt() == "another job that has just taken it"
 
 
+def test_a_lock_is_written_through_no_link(tmp_path: Path) -> None:
+    """Where others may write, it may lead to a file of this user's."""
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / ".lock-local.1.7").symlink_to("mine")
+    lock = Lock(str(tmp_path), "local.1.7", None, job="", restarts="0", grace_s=25)
+    with pytest.raises(UsageError, match="no file can be written"):
+        lock.attempt()
+    assert lock.attempt() == ""
+    (tmp_path / "lock.1.new").symlink_to("mine")
+    lock.release()
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
 def test_a_second_job_waits_its_turn(scripts: Scripts) -> None:
     """DDP_ON_BUSY=wait: it says so once, and begins when the first has ended."""
     first = begin(scripts, "sleep", "6")

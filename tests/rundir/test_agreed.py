@@ -6,10 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from rundir import codes, plain, secrets
+from rundir import codes, events, plain, secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,6 +108,26 @@ def test_of_a_script_the_secret_alone_is_hidden() -> None:
     assert secrets.hide_words(["bash", "-c", script])[2] == script.replace("abc", "***")
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("E: no route to postgres://me:SECRET@db/x", "E: no route to postgres://me:***@db/x"),
+        ("E: password='SECRET' is too short", "E: password=*** is too short"),
+        ("E: 401, Authorization: Bearer SECRET", "E: 401, Authorization: Bearer ***"),
+        ("E: not permitted: hf_SECRETSECRETSECRET", "E: not permitted: ***"),
+        ("E: password authentication failed", "E: password authentication failed"),
+        ("E: unexpected key: layer.0", "E: unexpected key: layer.0"),
+        (
+            "E: tokenizer.pad_token = tokenizer.eos_token",
+            "E: tokenizer.pad_token = tokenizer.eos_token",
+        ),
+    ],
+)
+def test_of_an_error_only_what_is_a_secret_for_sure_is_hidden(message: str, shown: str) -> None:
+    """A key or a token in it is mostly the program's own."""
+    assert secrets.hide_in_message(message) == shown
+
+
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     """A reader of a pipe would wait for ever."""
     os.mkfifo(tmp_path / "pipe")
@@ -111,6 +135,18 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
         plain.open_plain(tmp_path / "pipe")
     with pytest.raises(IsADirectoryError):
         plain.open_plain(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "write", [plain.open_log, lambda path: events.append(path, b"{}\n")], ids=["log", "events"]
+)
+def test_nothing_is_written_through_a_link(write: Callable[[str], object], tmp_path: Path) -> None:
+    """In a directory of several users it may lead to a file that its maker may not write."""
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "link").symlink_to("mine")
+    with pytest.raises(OSError, match="symbolic link"):
+        write(str(tmp_path / "link"))
+    assert (tmp_path / "mine").read_text() == "kept"
 
 
 def test_rundir_needs_the_standard_library_alone() -> None:

@@ -200,6 +200,15 @@ def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why:
     assert classify((*UPS, *ends), lambda _rank: log, step_code=code).why == why
 
 
+def test_neither_a_password_nor_an_escape_is_quoted() -> None:
+    """Neither in the last line, nor in the record, nor as evidence."""
+    log = "OperationalError: no \x1b[31mway to postgres://me:hunter2@db/x\n"
+    for further in ((), (event("failure", 1, error=log.strip()),)):
+        found = classify((*UPS, *further, ended(1, 1)), lambda _rank: log, step_code=1)
+        assert found.why == "OperationalError: no \\x1b[31mway to postgres://me:***@db/x"
+        assert "hunter2" not in repr(found)
+
+
 def test_whose_loss_was_not_finite_is_blamed() -> None:
     """All ranks end at once, with the same words; the event tells whose it was."""
     reported = event("non_finite", 0, step=7, action="stop", steps=[7], ranks=[1, 2])
@@ -221,7 +230,7 @@ def test_the_message_of_a_rank_of_ours_is_shown() -> None:
     ends = (ended(1, 70), ended(0, 0), ended(2, 0))
     failed = event("failure", 1, error=words + "x" * 1000)
     why = classify((*UPS, failed, *ends), step_code=70).why
-    assert why.startswith('RunFailedError: the loss of "step" 7 is not finite; lower --lr\nxxx')
+    assert why.startswith('RunFailedError: the loss of "step" 7 is not finite; lower --lr\\nxxx')
     assert len(why) == 300
     assert classify((*UPS, *ends), step_code=70).why == ""
     log = "trainer: a\ntrainer: rendezvous at n:1\nbye\n"
@@ -316,6 +325,18 @@ def test_where_all_were_killed_at_once_no_rank_is_blamed() -> None:
     alone = classify(UPS[:1], step_code=137)
     assert alone.end
     assert alone.end.rank == 0  # of one rank there is no doubt
+
+
+def test_where_srun_was_killed_no_rank_is_blamed_for_its_request_to_end() -> None:
+    """Slurm asks them to; but for who asked the job, or a rank that had to be killed."""
+    found = classify((*UPS, *STOPPED_BY_SLURM), step_code=137)
+    assert (found.first, found.code) == ((None, None, 137, "KILL"), 137)
+    assert found.finding.failure_class == "killed"
+    assert classify((*UPS, *STOPPED_BY_SLURM), code=137).first == found.first
+    asked = event("signal", source="prelaunch", signal="TERM")
+    late = ended(1, 137, requested=True)
+    for events in ((*UPS, asked, *STOPPED_BY_SLURM), (*UPS, *STOPPED_BY_SLURM[:1], late)):
+        assert classify((*events, ended(2, 143, requested=True)), step_code=137).first is None
 
 
 def test_a_rank_without_an_end_has_the_code_of_the_step_if_a_signal_ended_that() -> None:

@@ -15,9 +15,11 @@ from rundir.text import counted
 from trainer import command
 from trainer.checkpoint import loading, manifest
 from trainer.checkpoint.foreign import is_foreign
+from trainer.checkpoint.layout import STATE_FILE
 from trainer.checkpoint.megatron import read_gpt
 from trainer.data.tokenizer import EOS_NAMES
 from trainer.errors import UserError
+from trainer.options import from_table
 from trainer.workloads.llama_hf import CONFIG, WEIGHTS, config_of, shape_named, to_hf
 from trainer.workloads.tokens import BYTES_EOS, BYTES_VOCAB_SIZE
 
@@ -52,15 +54,16 @@ def read_llama(checkpoint: Path) -> StoredLlama:
             found=identity.get("workload"),
             remedy="name another one",
         )
-    shape = shape_named(str(identity["model"]))
-    length = identity.get("sequence_length") or shape.max_sequence_length
-    assert isinstance(length, int)  # noqa: S101 -- as the options have it
+    names = ("workload", "model", "sequence_length")
+    known = {name: identity[name] for name in names if identity.get(name) is not None}
+    config = from_table(known, checkpoint / STATE_FILE)
+    shape = shape_named(config.model)
     return StoredLlama(
         shape=shape,
-        sequence_length=length,
+        sequence_length=config.sequence_length or shape.max_sequence_length,
         weights=loading.read_weights(stored),
         step=stored.state.position.step,
-        model=str(identity["model"]),
+        model=config.model,
     )
 
 

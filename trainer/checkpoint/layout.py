@@ -131,7 +131,8 @@ class CheckpointFolder:
     def point(self, pointer: str, step: int) -> None:
         """Let `latest` or `best` name the checkpoint of `step`."""
         beside = self.path / f".{pointer}.partial"
-        beside.write_text(f"{step_name(step)}\n", encoding="utf-8")
+        with open(beside, "w", encoding="utf-8", opener=plain.no_link) as file:
+            file.write(f"{step_name(step)}\n")
         manifest.flush(beside)
         beside.replace(self.path / pointer)
         manifest.flush(self.path)

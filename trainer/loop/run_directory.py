@@ -125,7 +125,7 @@ def _lock(path: Path) -> tuple[int | None, str]:
     do not have it. File systems without locks (ENOLCK) go without.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = plain.no_link(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     except OSError:
         return None, ""  # what must write here reports that it cannot
     try:
@@ -147,13 +147,11 @@ def _job_in(path: Path) -> str:
     try:
         owner = job_lock.Owner.parse(plain.read_text(newest))
         age_s = time.time() - Path(newest).stat().st_mtime
-    except (OSError, ValueError):
+        is_gone = owner.is_here and not psutil.pid_exists(int(owner.pid))
+    except (OSError, ValueError, OverflowError):
         return ""  # it was just given back, or is no lock
-    if owner.job == job_lock.RELEASED or age_s > job_lock.FRESH_S:
-        return ""
-    if owner.is_here and not psutil.pid_exists(int(owner.pid)):
-        return ""
-    return owner.words
+    is_free = owner.job == job_lock.RELEASED or age_s > job_lock.FRESH_S or is_gone
+    return "" if is_free else owner.words
 
 
 def _next_attempt(path: Path, mesh: Mesh) -> int:

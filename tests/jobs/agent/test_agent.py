@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from rundir import channel, events
+from rundir import channel, events, procfs
 from tests.conftest import Cluster
 from tests.jobs.alive import sleeps
 
@@ -222,6 +223,51 @@ def test_a_monitor_whose_log_is_a_pipe(launch: Launch, tmp_path: Path) -> None:
     out, err = agent.communicate(timeout=30)
     assert (agent.returncode, out) == (0, b"[0] hi\n")
     assert err.decode() == f"launcher: no monitor on n1: No such device or address at {log}\n"
+
+
+STARTER = """
+import subprocess, sys, time
+words = [sys.argv[1], "--", "sleep", "60"]
+agent = subprocess.Popen(words, stdout=subprocess.PIPE)
+while b"rank_up" not in agent.stdout.readline(): pass
+print(agent.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_rank_whose_starter_is_dead_is_killed(tmp_path: Path) -> None:
+    """As slurmstepd: srun would wait for it for ever, and nobody would learn of its end."""
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, ROOT / "jobs" / "launcher.sh"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "DDP_NODE": "n1"} | SUPERVISED,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert starter.stdout is not None
+    pid = int(starter.stdout.readline())
+    starter.kill()
+    starter.communicate()
+    try:
+        Cluster.until(lambda: not procfs.is_alive(pid), 20, "the agent has ended")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    (kept,) = tmp_path.glob("out/*/events.n1.jsonl")
+    (end,) = [e for e in events.read(kept.read_bytes())[0] if e["event"] == "rank_end"]
+    assert (end["code"], end["requested"]) == (137, False)
+
+
+def test_a_monitor_writes_through_no_link(launch: Launch, tmp_path: Path) -> None:
+    """Where others may write, it may lead to a file of this user's."""
+    log = tmp_path / "out" / "slurm-7.n1.gutil"
+    log.parent.mkdir()
+    log.symlink_to(tmp_path / "mine")
+    agent = launch("echo", "hi", DDP_OUT=str(log.parent), DDP_JOB_ID="7")
+    out, err = agent.communicate(timeout=30)
+    assert (agent.returncode, out) == (0, b"[0] hi\n")
+    assert err.decode() == f"launcher: no monitor on n1: a link at {log}\n"
+    assert not (tmp_path / "mine").exists()
 
 
 def test_wrong_input_by_hand_writes_nothing(launch: Launch, tmp_path: Path) -> None:

@@ -86,9 +86,11 @@ def test_a_lost_gpu_and_a_call_that_hangs(driver: Any, tmp_path: Path) -> None:
 def test_gpus_are_counted_where_torch_is_not_there_to(
     driver: Any, tmp_path: Path, line: str, num: int, why: str
 ) -> None:
-    """A node with fewer than the others, or none that answers, says so, and why."""
+    """A node with fewer, or none that answers, says so, and why; a mismatch counts by itself."""
     driver.does("gpus 2", line)
-    assert ["nvml_gpus", num, why] in report(driver, tmp_path)
+    read = report(driver, tmp_path)
+    assert ["nvml_gpus", num, why] in read
+    assert (["failed", 1, why] in read) == ("mismatch" in why)
 
 
 def test_gpus_cut_into_instances_are_not_counted(driver: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from monitor.preflight import host
 from rundir.paths import RunDir
+from rundir.preflight.verdict import Reading
 
 
 def values(readings: object) -> dict[str, object]:
@@ -40,11 +41,21 @@ def test_ports_that_are_up_count_and_have_a_rate(tmp_path: Path) -> None:
 
 
 def test_room_in_memory_and_for_temporary_files(tmp_path: Path) -> None:
-    """Locked memory is read only where InfiniBand wants it."""
+    """None where nothing is; locked memory is read only where InfiniBand wants it."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     read = values(host.memory(tmp_path, str(tmp_path)))
     assert {"shm_mib", "tmp_mib"} <= set(read)
-    assert values(host.memory(tmp_path, "/nowhere")).keys() == {"shm_mib"}
+    assert values(host.memory(tmp_path / "dev", "/nowhere")) == {"shm_mib": 0, "tmp_mib": 0}
+
+
+def test_a_temporary_directory_that_is_only_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs in a container take /tmp in its place: nothing is wrong."""
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    found: list[Reading] = []
+    host.read(str(tmp_path), "n1", "7.1.1", found.append)
+    assert values(found)["tmp_mib"] > 0  # type: ignore[operator]
 
 
 def kmsg(path: Path, *xids: tuple[float, int]) -> Path:
@@ -102,3 +113,12 @@ def test_a_disk_or_a_quota_that_is_full_names_the_file(
     (tmp_path / ".preflight").mkdir()
     *_, last = host.run_directory(str(tmp_path), "n1", "7.1.5")
     assert last == ("run_dir_unseen", 1, f"Disk quota exceeded: {tmp_path}/.preflight/n1")
+
+
+def test_a_link_in_the_place_of_a_nodes_file_is_not_followed(tmp_path: Path) -> None:
+    """Where others may write, it may lead to a file of this user's."""
+    (tmp_path / ".preflight").mkdir()
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / ".preflight/n1.new").symlink_to(tmp_path / "mine")
+    assert values(host.run_directory(str(tmp_path), "n1", "7.1.5"))["run_dir_unseen"] == 1
+    assert (tmp_path / "mine").read_text() == "kept"

@@ -294,6 +294,15 @@ def test_an_exception_shows_its_end(story: Any) -> None:
     assert "ValueError: bad bad" in text.split("said", 1)[1]
 
 
+def test_what_the_ranks_words_may_not_do(story: Any) -> None:
+    """Give a password to who is asked for help, or turn the line around."""
+    story.start()
+    story.fail(1, 1, text="go\nOperationalError: no \u202eway to postgres://me:hunter2@db/x\n")
+    text = "\n".join(shown(story.write()))
+    assert "no way to postgres://me:***@db/x" in text
+    assert not any(word in text for word in ("hunter2", "\u202e"))
+
+
 def test_a_peer_that_ended_early_is_named(story: Any) -> None:
     """The rank that lost it has only the connection in its log."""
     story.start()

@@ -222,15 +222,21 @@ def test_a_py_spy_without_permission_costs_nothing(start: Start, taker: StackTak
     assert "nanosleep" in str(taker.take([Target(0, rank.pid)])[0].top)
 
 
-def test_a_directory_that_cannot_be_written_costs_the_file_only(until: Until) -> None:
-    """The kernel's function is reported all the same."""
+def test_a_directory_that_cannot_be_written_costs_the_file_only(
+    until: Until, tmp_path: Path
+) -> None:
+    """Nor through a link, which may be another user's; the kernel's function is reported."""
     sleeper = subprocess.Popen(["sleep", "60"])
     until(lambda: "nanosleep" in Path(f"/proc/{sleeper.pid}/wchan").read_text())
-    taken = StackTaker("/nowhere/debug", 1, _spy=None).take([Target(0, sleeper.pid)])
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "proc-1-rank-0.txt").symlink_to("mine")
+    for directory in ("/nowhere/debug", str(tmp_path)):
+        taken = StackTaker(directory, 1, _spy=None).take([Target(0, sleeper.pid)])
+        assert "nanosleep" in str(taken[0].top)
+        assert taken[0].path is None
     sleeper.kill()
     sleeper.wait()
-    assert "nanosleep" in str(taken[0].top)
-    assert taken[0].path is None
+    assert (tmp_path / "mine").read_text() == "kept"
 
 
 def test_a_process_that_is_gone_has_no_stack(taker: StackTaker) -> None:

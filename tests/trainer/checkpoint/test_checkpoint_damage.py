@@ -288,6 +288,15 @@ def test_what_latest_names_is_never_removed(tmp_path: Path) -> None:
     assert folder.pointed("latest") == "step-5"
 
 
+def test_a_pointer_is_written_through_no_link(tmp_path: Path) -> None:
+    """Where others may write, it may lead to a file of this user's."""
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / ".latest.partial").symlink_to("mine")
+    with pytest.raises(OSError, match="symbolic link"):
+        CheckpointFolder(tmp_path).point("latest", 5)
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
 @pytest.mark.timeout(60)
 def test_a_pointer_that_is_a_pipe_blocks_no_reader(tmp_path: Path) -> None:
     """It is read as none at all, and written anew."""

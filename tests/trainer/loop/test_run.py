@@ -13,6 +13,7 @@ import torch
 import trainer.loop.loop
 from tests.trainer.quick_run import QUICK, Train
 from trainer import command, evaluate, export, inspect
+from trainer.checkpoint import manifest
 from trainer.data import batch_plan
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
@@ -263,6 +264,31 @@ def test_a_checkpoint_does_not_choose_the_code_that_runs(
         assert (f"if that code is yours, add --workload {own}" in capsys.readouterr().err) == (
             code == 64
         )
+
+
+def test_strange_options_of_a_checkpoint_are_one_line(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be a stranger's, with sums that are right."""
+    _, run = train(*QUICK, "--max-steps", "1")
+    checkpoint = run.path / "checkpoints" / "step-1"
+    state = json.loads((checkpoint / "state.json").read_text())
+    hf = [str(checkpoint), str(tmp_path / "hf"), "--format", "hf"]
+    for main, words in ((evaluate.main, [str(checkpoint)]), (export.main, hf)):
+        for strange in (
+            {"workload": []},
+            {"workload": "lm", "sequence_length": "x"},
+            {"workload": "lm", "model": {}},
+            *({"precision": value} for value in ([], "x", 3)),
+            *({"lr": value} for value in ("x", True, [], float("nan"))),
+        ):
+            spoiled = {**state, "identity": {**state["identity"], **strange}}
+            (checkpoint / "state.json").write_text(json.dumps(spoiled))
+            sums = {"state.json": manifest.examine(checkpoint / "state.json")}
+            manifest.write(checkpoint, {**manifest.read(checkpoint), **sums})
+            capsys.readouterr()
+            assert command.run(main, words) == 64, strange
+            assert capsys.readouterr().err.count("\n") == 1, strange
 
 
 def test_a_loss_that_is_no_number_is_null_for_programs(

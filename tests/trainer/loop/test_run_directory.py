@@ -48,6 +48,7 @@ def test_a_killed_trainer_holds_nothing(start_ranks: Start) -> None:
         ("4711 0 node9 pid:[1] 12 100 4711.1.12", 64),
         ("- 0 {host} {namespace} {pid} 100 x.1.{pid}", 64),
         ("- 0 {host} {namespace} 99999999 100 x.1.99999999", 0),
+        ("- 0 {host} {namespace} torn", 0),
         ("released", 0),
     ],
 )
@@ -74,13 +75,19 @@ def test_a_directory_of_a_job_is_the_jobs(
     assert train(*QUICK, "--max-steps", "2")[0] == 0
 
 
-def test_a_pipe_in_a_files_place_blocks_no_rank(
+def test_a_pipe_or_a_link_in_a_files_place_costs_nothing(
     train: Callable[..., tuple[int, Any]], tmp_path: Path
 ) -> None:
-    """A lock that is none has no owner: opening it would wait for a writer for ever."""
+    """A lock that is none has no owner: opening it would wait for a writer for ever.
+
+    A link may lead to a file of this user's, where others may write.
+    """
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / "run/lock.3")
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "run/.trainer").symlink_to(tmp_path / "mine")
     assert train(*QUICK, "--max-steps", "2")[0] == 0
+    assert (tmp_path / "mine").read_text() == "kept"
 
 
 def test_a_restart_by_torchrun_goes_on_in_the_same_directory(

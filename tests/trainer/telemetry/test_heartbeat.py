@@ -19,6 +19,7 @@ from trainer.telemetry.heartbeat import (
     SAVE,
     Heartbeat,
     SharedHeartbeat,
+    Stacks,
     open_heartbeat,
 )
 
@@ -153,3 +154,14 @@ def test_by_hand_stacks_go_to_standard_error() -> None:
     )
     assert "in where" in done.stderr
     assert done.stdout == "goes on\n"
+
+
+def test_stacks_are_written_through_no_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where others may write, it may lead to a file of this user's."""
+    (tmp_path / "debug").mkdir()
+    (tmp_path / "debug" / "stack-1-rank-0.txt").symlink_to("mine")
+    Stacks(tmp_path, 1, 0)
+    assert "no stacks on SIGUSR2" in capsys.readouterr().err
+    assert not (tmp_path / "debug" / "mine").exists()
