@@ -146,9 +146,9 @@ class Guard:
         """Find quiet nodes that are lost, and what quiet ones could not deliver."""
         there = [node for node in self._nodes if node in up and node not in self._step.left]
         quiet = [node for node in there if self._is_quiet(node, up[node])]
-        kept = b""
+        files, kept = self._now.plan.files, b""
         for node in quiet:
-            with suppress(OSError), plain.open_plain(self._now.plan.files.node_events(node)) as file:
+            with suppress(OSError), plain.open_plain(files.node_events(node)) as file:
                 kept += file.read()
         return self._backend.lost_of(quiet), kept
 
