@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs.messages import info
 from jobs.supervisor.hang import HangWatch
-from rundir import paths, plain
+from rundir import events, paths
 from rundir.text import listed
 
 if TYPE_CHECKING:
@@ -142,14 +141,11 @@ class Guard:
             up.setdefault(node, []).append(rank)
         self._loop.in_background(lambda: self._lost(up), self._act)
 
-    def _lost(self, up: dict[str, list[int]]) -> tuple[list[tuple[str, str]], bytes]:
-        """Find quiet nodes that are lost, and what quiet ones could not deliver."""
+    def _lost(self, up: dict[str, list[int]]) -> tuple[list[tuple[str, str]], list[bytes]]:
+        """Find quiet nodes that are lost; if any is quiet, also what nodes could not deliver."""
         there = [node for node in self._nodes if node in up and node not in self._step.left]
         quiet = [node for node in there if self._is_quiet(node, up[node])]
-        files, kept = self._now.plan.files, b""
-        for node in quiet:
-            with suppress(OSError), plain.open_plain(files.node_events(node)) as file:
-                kept += file.read()
+        kept = [*events.undelivered(self._now.plan.files.path).values()] if quiet else []
         return self._backend.lost_of(quiet), kept
 
     def _is_quiet(self, node: str, ranks: list[int]) -> bool:
@@ -170,12 +166,13 @@ class Guard:
             return [paths.gutil_path(settings["DDP_OUT"], plan.job.id, node)]
         return [plan.files.rank_log(rank) for rank in ranks]
 
-    def _act(self, found: tuple[list[tuple[str, str]], bytes] | None) -> None:
+    def _act(self, found: tuple[list[tuple[str, str]], list[bytes]] | None) -> None:
         self._is_checking = False
         if not self._timers or found is None:
             return  # the step has ended meanwhile
         lost, kept = found
-        for line in kept.splitlines(keepends=True):  # where slurmstepd is dead, srun has none of it
+        # Where slurmstepd is dead, srun has none of it.
+        for line in (line for data in kept for line in data.splitlines(keepends=True)):
             if line.endswith(b"\n") and not self._journal.reports.knows(line):
                 self._journal.add(line)
         # Without some it can go on.
