@@ -69,7 +69,7 @@ class HostImage(Srun):
         # Nobody can have it ready: in /tmp another user's file, or link, would become the image.
         name = f"ddp-{self._slurm.job_id}-{os.urandom(8).hex()}.sqsh"
         local = f"{tmp_dir(environ, is_in_container=False)}/{name}"
-        words = ("sbcast", self._image, local)
+        words = ("sbcast", "--force", self._image, local)  # nodes may share that directory
         complaint = self._slurm.try_to(*words, timeout_s=_STAGING_S)
         # A copy that was broken off goes at once.
         command = ["rm", "-f", local] if complaint else ["bash", "-c", _FREE, local]

@@ -394,7 +394,7 @@ def test_the_preflight_unpacks_for_the_ranks(attempts: Attempts, num_up: int) ->
     scripts.fake("srun", f'[[ ${{DDP_PREFLIGHT_STEP-}} ]] && {{ {shown}; }}\nexec "$0.ranks" "$@"')
     _show_job(scripts, "X=1", HOST, "other")
     nodes = {"SLURM_JOB_NUM_NODES": "2", "MASTER_ADDR": "10.9.8.7", "DDP_PREFLIGHT": "1"}
-    scripts.fake("sbcast", 'cp -- "$1" "$2"')
+    scripts.fake("sbcast", 'cp -- "$2" "$3"')
     attempts.run("container_scope=job", num_up=2, DDP_STAGE_IMAGE="1", **nodes)
     preflight, first, _ = attempts.options("container-name", 3)
     assert (preflight == first) is (num_up == 2)
@@ -421,7 +421,7 @@ def test_no_name_of_ours(attempts: Attempts, pyxis: str, env: dict[str, str]) ->
 def test_the_image_is_copied_to_the_nodes(attempts: Attempts) -> None:
     """Once a job, by a name nobody can guess; Slurm's SIGTERM at the end removes the copy."""
     directory = attempts.scripts.directory
-    attempts.scripts.fake("sbcast", f'echo >>\'{directory}/sbcast.calls\'; cp -- "$1" "$2"')
+    attempts.scripts.fake("sbcast", f'echo >>\'{directory}/sbcast.calls\'; cp -- "$2" "$3"')
     attempts.run("", DDP_STAGE_IMAGE="1")
     (image,) = {*attempts.options("container-image")}
     local = directory / image.removeprefix(f"{directory}/")
@@ -436,7 +436,7 @@ def test_the_image_is_copied_to_the_nodes(attempts: Attempts) -> None:
 def test_an_image_that_cannot_be_copied(attempts: Attempts) -> None:
     """One line says so, half a copy is removed, and the ranks read the shared file."""
     directory = attempts.scripts.directory
-    attempts.scripts.fake("sbcast", 'echo >"$2"; echo "sbcast: error: No space left" >&2; exit 1')
+    attempts.scripts.fake("sbcast", 'echo >"$3"; echo "sbcast: error: No space left" >&2; exit 1')
     result = attempts.run("", DDP_STAGE_IMAGE="1")
     assert attempts.options("container-image") == [str(directory / "ddp.sqsh")] * 2
     (line,) = [line for line in result.err.splitlines() if "No space left" in line]
