@@ -88,9 +88,11 @@ class _Rank:
     def _end_orphan(self) -> None:
         """End a rank whose slurmstepd is dead.
 
-        srun would wait for it for ever, and its end would be reported to nobody.
+        srun would wait for it for ever, and its end would be reported to nobody. In place a dead
+        script's ranks have been asked to end already, and have their grace.
         """
-        if os.getppid() != self._starter and self._task.child:
+        is_orphan = os.getppid() != self._starter
+        if is_orphan and self._task.child and not self._task.is_ending:
             self._task.child.send(signal.SIGKILL)
 
     def start(self, command: Command, root: str, begin: Callable[..., Child]) -> None:
