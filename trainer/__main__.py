@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from rundir import codes
-from trainer.checkpoint.layout import check_initial, find_folder, incomplete, is_missing
+from trainer.checkpoint.lookup import check_initial, find_folder, incomplete, is_missing
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number

@@ -22,7 +22,6 @@ import torch
 from rundir.paths import snapshots_prefix
 from trainer.checkpoint import manifest, saving
 from trainer.checkpoint.host_copies import missing_memory
-from trainer.checkpoint.layout import LOSS_SUM, of_rank
 from trainer.checkpoint.loading import Stored
 from trainer.checkpoint.process_group import ProcessGroup
 from trainer.checkpoint.shards import divide, local_of, num_local_bytes, part_of
@@ -35,6 +34,7 @@ from trainer.checkpoint.snapshot_files import (
     name_of,
     view,
 )
+from trainer.checkpoint.tensor_names import LOSS_SUM, of_rank
 from trainer.checkpoint.train_state import State
 from trainer.distributed import host_memory
 from trainer.errors import UserError, short_line
