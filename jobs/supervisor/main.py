@@ -19,17 +19,17 @@ from jobs.messages import Exit, UsageError, info
 from jobs.programs import which
 from jobs.supervisor import decide, history, plan, run, settings
 from jobs.supervisor.attempts import Attempts
-from jobs.supervisor.current import MEMORY, Current, remove_from
+from jobs.supervisor.current import Current
 from jobs.supervisor.lock import RENEW_S, Lock
 from jobs.supervisor.signals import Requests
-from rundir import codes, paths
+from rundir import codes
 
 if TYPE_CHECKING:
     from jobs.supervisor.decide import Decision
     from jobs.supervisor.plan import Plan
 
 _LEAST_FILES = 32
-"""With two ranks in place 12 are enough."""
+"""Files that a supervisor must be able to open; one with two ranks in place has 12."""
 
 
 def main() -> NoReturn:
@@ -162,9 +162,9 @@ def _run_attempts(now: Current) -> Decision:
 
 
 def _end(now: Current, lock: Lock, decision: Decision) -> int:
-    """Say what happened, and do what follows: the only way out once the run directory exists."""
+    """Report what happened, and carry the decision out; return the exit code."""
     info(decision.message)
-    remove_from(MEMORY, paths.snapshots_prefix(now.settings["DDP_LAUNCH_ID"]))
+    now.remove_snapshots()
     slurm = now.plan.here.slurm
     is_done = decision.fate == decide.REQUEUED
     if decision.kind == decide.REQUEUE and requeue.requeue(

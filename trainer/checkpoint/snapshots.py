@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rundir.paths import snapshots_prefix
+from rundir.paths import MEMORY, snapshots_prefix
 from trainer.checkpoint import manifest, saving
 from trainer.checkpoint.host_copies import missing_memory
 from trainer.checkpoint.loading import Stored
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from trainer.distributed.mesh import Mesh
     from trainer.telemetry.events import EventLog
 
-MEMORY = Path("/dev/shm")  # noqa: S108 -- the directory in it is checked to be ours
 _EVENT_INTERVAL_S = 60
 _REMEDY = "give the job more memory, or a larger /dev/shm"
 
@@ -65,7 +64,7 @@ class Snapshots:
         launch_id: str,
         run_dir: Path,
         state_of: Callable[[TrainState], State],
-        memory: Path = MEMORY,
+        memory: Path = Path(MEMORY),
         num_free_bytes: Callable[[], int] = host_memory.num_free_bytes,
     ) -> None:
         self.every = every
