@@ -17,7 +17,8 @@ from statistics import median
 import torch
 
 from benchmarks.checkpoint import FULL_LAYERS, QUICK_LAYERS, Run, position
-from trainer.checkpoint.snapshots import MEMORY, Snapshots
+from rundir.paths import MEMORY
+from trainer.checkpoint.snapshots import Snapshots
 from trainer.checkpoint.train_state import State
 from trainer.distributed.mesh import Mesh
 from trainer.environment import Ranks

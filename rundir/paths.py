@@ -1,4 +1,4 @@
-"""The names in a run directory, written down once.
+"""The names in a run directory, and of a run in the memory of its nodes, written down once.
 
 $DDP_OUT (default `out/` in the submit directory) holds `slurm-<job>.<host>.gutil`, one a node, and
 the run directory itself, `slurm-<job>/` or the name in DDP_RUN_NAME.
@@ -39,12 +39,21 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+MEMORY = "/dev/shm"  # noqa: S108 -- names in it are a job's own, and checked to be this user's
+"""Where a node's memory is a file system."""
+HEARTBEATS = "ddp."
+"""How the names of directories begin in which a node's ranks leave their heartbeats."""
 SNAPSHOTS = "ddp-snapshots."
-"""How the names in /dev/shm begin under which trainers keep snapshots."""
+"""How the names in a node's memory begin under which trainers keep snapshots."""
+
+
+def heartbeats_prefix(launch_id: str) -> str:
+    """Return how the names of an attempt's directories of heartbeats begin: the node follows."""
+    return f"{HEARTBEATS}{launch_id}."
 
 
 def snapshots_prefix(launch_id: str) -> str:
-    """Return how those of a job begin; `launch_id` is JOB.ATTEMPT.PID of its supervisor."""
+    """Return how a job's snapshots begin; `launch_id` is JOB.ATTEMPT.PID of its supervisor."""
     job, _, pid = launch_id.rsplit(".", 2) if launch_id.count(".") > 1 else (launch_id, "", "")
     return f"{SNAPSHOTS}{job}.{pid}."
 

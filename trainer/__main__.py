@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from rundir import codes
-from trainer.checkpoint.layout import check_initial, find_folder, incomplete, is_missing
+from trainer.checkpoint.lookup import check_initial, find_folder, incomplete, is_missing
 from trainer.data.batch_plan import plan_batches
 from trainer.distributed.rendezvous_socket import open_rendezvous_socket
 from trainer.environment import Ranks, RunSettings, set_torch_defaults, whole_number
@@ -53,17 +53,13 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         config = parse(argv)
         ranks = _ranks(config, env)
         settings = RunSettings.from_environment(env, socket.gethostname())
-        # Before a workload of the user's own, too, which may import torch itself.
+        # Before the workload is built: a user's own may import torch, which takes seconds.
         rendezvous_socket = None if config.check else open_rendezvous_socket(ranks, env)
-        config = _begun(config, settings)
+        config = _without_used_weights(config, settings)
         workload = build_workload(config)
-        layout, plan = _share_out(config, ranks, workload)
+        layout, plan = plan_shares(config, ranks, workload)
         is_leader = ranks.is_node_main  # from here on it is about files: each node has its own
-        workload.check()
-        _check_samples(workload, plan)
-        if config.init_from is not None:
-            check_initial(config.init_from)
-        _check_resume(config, settings)
+        _check_input(config, settings, workload, plan)
         if config.check:
             # Not in a job: its batch step may have no GPU where its ranks have one, and
             # `import torch` takes seconds.
@@ -109,44 +105,35 @@ def main(argv: Sequence[str], env: MutableMapping[str, str]) -> int:
         return codes.USAGE
 
 
-def _begun(config: Config, settings: RunSettings) -> Config:
-    """Leave the weights away that a run with checkpoints once began with."""
+# ---- what was requested --------------------------------------------------------------------------
+
+
+def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:
+    """Read this rank from the environment.
+
+    With --check no ranks have started yet: at most their number is known.
+    """
+    if config.check and not env.get("RANK"):
+        world_size = whole_number(env.get("WORLD_SIZE", "")) or 1
+        local_size = min(whole_number(env.get("LOCAL_WORLD_SIZE", "")) or world_size, world_size)
+        return replace(Ranks(), world_size=world_size, local_world_size=local_size)
+    return Ranks.from_environment(env)
+
+
+def _without_used_weights(config: Config, settings: RunSettings) -> Config:
+    """Drop --init-from where the run has checkpoints by now: it goes on from those."""
     if config.init_from is None or config.resume == "none":
         return config
     return replace(config, init_from=None) if _has_checkpoints(config, settings) else config
 
 
-def _check_samples(workload: Workload, plan: BatchPlan) -> None:
-    """Refuse fewer samples than a global batch has."""
-    num_samples = workload.num_train_samples()
-    if num_samples is not None:
-        plan.steps_per_epoch(num_samples)
-
-
-def _check_resume(config: Config, settings: RunSettings) -> None:
-    """Refuse a path that cannot be used.
-
-    With --check also another run's checkpoint that is not there, unless this run has its own.
-    """
-    is_gone = is_missing(config.resume)
-    if config.check and is_gone and not _has_checkpoints(config, settings):
-        raise incomplete(config.resume, "none")
-
-
 def _has_checkpoints(config: Config, settings: RunSettings) -> bool:
-    """Whether a later start goes on from its own: what it once began with may be gone by now."""
+    """Whether the run goes on from its own checkpoints: what it began with may be gone by now."""
     run_dir = config.out or settings.run_dir
     return run_dir is not None and find_folder(run_dir) is not None
 
 
-def _collect_garbage() -> None:
-    """Collect garbage from here on, but never among what the imports made: it all stays."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-
-
-def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout, BatchPlan]:
+def plan_shares(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout, BatchPlan]:
     """Plan which rank has which part of model and batch. Raises UserError for what does not fit."""
     sizes = workload.parallel_sizes()
     layout = plan_layout(config, ranks)
@@ -159,7 +146,7 @@ def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout
         micro_batch_size=config.micro_batch_size,
         dp_rank=layout.dp_rank(ranks.rank),
         dp_size=layout.dp_size,
-        # A sum is a sum in whatever parts, but stages pass on parts of one shape.
+        # A sum over targets may be split unevenly, but stages pass on microbatches of one shape.
         may_rest=workload.counts_targets and layout.pp == 1,
     )
     # As it will be: a workload may try its model on a microbatch.
@@ -168,13 +155,22 @@ def _share_out(config: Config, ranks: Ranks, workload: Workload) -> tuple[Layout
     return layout, plan
 
 
-def _ranks(config: Config, env: MutableMapping[str, str]) -> Ranks:
-    """With --check, before ranks are started, only their number is known, and only maybe."""
-    if config.check and not env.get("RANK"):
-        world_size = whole_number(env.get("WORLD_SIZE", "")) or 1
-        local_size = min(whole_number(env.get("LOCAL_WORLD_SIZE", "")) or world_size, world_size)
-        return replace(Ranks(), world_size=world_size, local_world_size=local_size)
-    return Ranks.from_environment(env)
+def _check_input(
+    config: Config, settings: RunSettings, workload: Workload, plan: BatchPlan
+) -> None:
+    """Refuse data, initial weights and checkpoints that cannot be used, before torch is imported.
+
+    With --check another run's checkpoint must also be there, unless this run has its own.
+    """
+    workload.check()
+    num_samples = workload.num_train_samples()
+    if num_samples is not None:
+        plan.steps_per_epoch(num_samples)  # refuses fewer than a global batch
+    if config.init_from is not None:
+        check_initial(config.init_from)
+    is_gone = is_missing(config.resume)
+    if config.check and is_gone and not _has_checkpoints(config, settings):
+        raise incomplete(config.resume, "none")
 
 
 def _check_device(config: Config, ranks: Ranks, env: MutableMapping[str, str]) -> None:
@@ -196,15 +192,25 @@ def _check_model(config: Config, workload: Workload) -> None:
         check_weights(config.init_from, workload.build_empty() or workload.build_model())
 
 
+# ---- the run, and its end ------------------------------------------------------------------------
+
+
+def _collect_garbage() -> None:
+    """Collect garbage from here on, but never among what the imports made: it all stays."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
 def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
     try:
         is_finished = run.execute(env)
-    # Whatever it is, it is reported and ends this rank; so does sys.exit(), whose code could be 0.
+    # Any exception is reported and ends this rank, also sys.exit(), whose code could be 0.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         # CUDA reports at any call that it cannot be used.
         mistake = error if isinstance(error, UserError) else misfit(error)
         if mistake is not None:
-            # What is wrong with this rank's samples, no other rank may ever see.
+            # Once steps are taken each rank has samples of its own: another may never see these.
             if run.ranks.is_node_main or run.has_begun:
                 warn(mistake)
         else:
@@ -222,10 +228,10 @@ def _train(run: Run, env: MutableMapping[str, str], stacks: Stacks) -> int:
 
 
 def _record(run: Run, error: BaseException) -> None:
-    """Record a failure; what fails meanwhile, as all of CUDA does after some errors, is less."""
+    """Record a failure; if that fails too, as all of CUDA does after some errors, only warn."""
     try:
         run.fail(error)
-    except Exception as another:  # noqa: BLE001 -- of whatever was being recorded
+    except Exception as another:  # noqa: BLE001 -- the failure itself counts, whatever this one is
         warn(f"could not record all of this failure: {short_line(another)}")
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rundir import codes, events
 from rundir.text import counted
 from trainer import command
-from trainer.checkpoint.layout import STATE_FILE, find
+from trainer.checkpoint.layout import STATE_FILE
+from trainer.checkpoint.lookup import find
 from trainer.checkpoint.train_state import OPTIONS
 from trainer.errors import UserError
 from trainer.options import from_table

@@ -23,7 +23,7 @@ from rundir import codes
 from rundir.text import counted
 from trainer import command
 from trainer.checkpoint import foreign, manifest
-from trainer.checkpoint.layout import find
+from trainer.checkpoint.lookup import find
 from trainer.errors import UserError
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from rundir import codes, paths
 from rundir.events import finite
 from rundir.text import counted, printable
 from trainer import command
-from trainer.checkpoint.layout import find, find_folder, split_rank
+from trainer.checkpoint.lookup import find, find_folder
 from trainer.checkpoint.manifest import DamagedError, UnknownError, UnreadableError
+from trainer.checkpoint.tensor_names import split_rank
 from trainer.checkpoint.train_state import fingerprint
 
 if TYPE_CHECKING:

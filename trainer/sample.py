@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rundir import codes
 from rundir.text import counted
 from trainer import command
-from trainer.checkpoint.layout import find
+from trainer.checkpoint.lookup import find
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import UserError
 from trainer.workloads.tokens import BYTES, BYTES_VOCAB_SIZE

@@ -133,7 +133,7 @@ def _compare(whole: Path, pieces: Path) -> int:
     import torch  # noqa: PLC0415 -- the table of cases needs none
 
     from trainer.checkpoint import loading  # noqa: PLC0415 -- the same
-    from trainer.checkpoint.layout import find  # noqa: PLC0415 -- the same
+    from trainer.checkpoint.lookup import find  # noqa: PLC0415 -- the same
 
     own, other = (
         loading.read_named(loading.read_index(find(path)), "") for path in (whole, pieces)

@@ -35,7 +35,7 @@ def resolve(environ: Mapping[str, str]) -> Contract:
     """Find a rank's place: from Slurm's task, torchrun or prelaunch.sh, or for a single process.
 
     Raises:
-        UsageError: it is set by half, is out of range, or disagrees with what is set already.
+        UsageError: only part of it is set, or it is out of range, or disagrees with what is set.
 
     """
     env = dict(environ)
@@ -92,9 +92,9 @@ def error_file(environ: Mapping[str, str]) -> str:
 
 
 def _from_own_step(env: dict[str, str]) -> Contract:
-    """A torchrun that is one of several: each is a step of its own, because they come and go.
+    """Take the number that the supervisor of an elastic run gave to one of its torchruns.
 
-    The supervisor numbers them; they find each other where ranks would.
+    Each is a step of its own. They find each other where ranks would.
     """
     rank = env.pop("DDP_TASK_RANK")
     if not env.get("DDP_LAUNCH_ID"):
@@ -109,11 +109,11 @@ def _from_own_step(env: dict[str, str]) -> Contract:
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}",
         "PET_RDZV_ID": env["DDP_LAUNCH_ID"],
-        # The store that it else shares is announced in the first round only:
-        # with torch 2.13 one that joins later waits for its address until all give up.
+        # torchrun announces a shared store in the first round only: with torch 2.13 an agent that
+        # joins later waits for its address until all give up.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    # By its name a host may not know itself, as by the address of one of its interfaces.
+    # A host may not recognise MASTER_ADDR as itself, such as the address of one interface.
     conf = env.get("PET_RDZV_CONF", "")
     if "is_host" not in conf:
         is_host = f"is_host={int(rank == '0')}"

@@ -13,10 +13,9 @@ from rundir.plain import names_in
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MEMORY = "/dev/shm"  # noqa: S108 -- each directory in it is checked to be ours
 _ABANDONED_S = 600
 _ENDED_PREFIX = "ended-"
-"""Of the file of a rank that has ended, for which nobody looks any more."""
+"""How the file of a rank begins once it has ended: no reader looks for that name."""
 
 
 class Directory:
@@ -49,8 +48,9 @@ class Directory:
     def close(self, *, is_leader: bool) -> None:
         """Take this rank out, or, as the node's first rank, remove everything.
 
-        That it was there remains to be seen, because the first rank waits for those that are only
-        starting; its process does not, because another one may get its number.
+        Under its new name the rank's file still shows that the rank was there, because the first
+        rank waits for those that are only starting. Its process is no longer read from it, because
+        another one may get the number.
         """
         with suppress(OSError):
             os.unlink(self.socket_path)
@@ -60,10 +60,10 @@ class Directory:
             _remove(self.path)
 
 
-def open_directory(environ: Mapping[str, str], memory: str = MEMORY) -> Directory | None:
+def open_directory(environ: Mapping[str, str], memory: str = paths.MEMORY) -> Directory | None:
     """Make this node's directory, in memory if it can be; None where it cannot be made."""
     rank = environ["RANK"]
-    name = f"ddp.{environ['DDP_LAUNCH_ID']}.{environ['DDP_NODE']}"
+    name = paths.heartbeats_prefix(environ["DDP_LAUNCH_ID"]) + environ["DDP_NODE"]
     for parent in (memory, environ.get("TMPDIR") or "/tmp"):  # noqa: S108 -- see _is_ours
         path = os.path.join(parent, name)
         with suppress(OSError):  # another rank of this node may have made it
@@ -82,13 +82,14 @@ def _is_ours(path: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def sweep(launch_id: str, fresh: str, memory: str = MEMORY) -> None:
-    """Remove what agents of other jobs left that were killed together with their monitors.
+def sweep(launch_id: str, fresh: str, memory: str = paths.MEMORY) -> None:
+    """Remove what other jobs left behind in this node's memory.
 
-    And snapshots of other jobs: those of this one, `launch_id`, are for this start.
-    Their age is measured by `fresh`, a directory just made: this process's clock may be off.
+    These are directories of agents that were killed together with their monitors, and snapshots.
+    The snapshots of this job, `launch_id`, stay: they are for this start.
+    Ages are measured against `fresh`, a directory just made: this process's clock may be off.
     """
-    own, prefixes = paths.snapshots_prefix(launch_id), ("ddp.", paths.SNAPSHOTS)
+    own, prefixes = paths.snapshots_prefix(launch_id), (paths.HEARTBEATS, paths.SNAPSHOTS)
     names = [n for n in names_in(memory) if n.startswith(prefixes) and not n.startswith(own)]
     for path in (os.path.join(memory, name) for name in names):
         with suppress(OSError):

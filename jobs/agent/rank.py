@@ -19,7 +19,7 @@ from jobs.agent.output import Output
 from jobs.agent.reports import Reports
 from jobs.agent.task import Task
 from jobs.messages import info
-from rundir import channel, codes, heartbeat, procfs
+from rundir import channel, codes, heartbeat, paths, procfs
 from rundir.hang import ASK
 from rundir.paths import RunDir
 
@@ -37,10 +37,10 @@ _FOLLOW_S = 5
 _ERROR_S = 2
 """How long a disk may take to give what a rank wrote of its failure."""
 _PEERS_START_S = 30
-"""How long a first rank that has finished waits for others of its node to start."""
+"""How long local rank 0, when it has finished, waits for the node's other ranks to start."""
 _POLL_S = 0.1
 _ORPHANED_S = 1
-"""A process that dies closes its files first, and then has its children adopted."""
+"""How long after the pipe broke to check the parent: a dying process closes its files first."""
 
 
 def run_rank(
@@ -70,7 +70,7 @@ class _Rank:
         self._output = Output(1, lambda: loop.wake(self._reports.keep_undelivered))
         self._starter = os.getppid()
         if stat.S_ISFIFO(os.fstat(1).st_mode):
-            loop.watch(1, self._on_broken)  # this end of a pipe is never to be read, but broken
+            loop.watch(1, self._on_broken)  # the end to write to is never readable, but may break
         self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
         self._directory = _open_heartbeats(environ, is_leader=self._is_leader)
         _offer_socket(environ, self._reports, self._directory, loop)
@@ -110,7 +110,7 @@ class _Rank:
             child = task.start(command.argv, streams, signal.SIGKILL, start=begin)
         if self._directory:
             self._directory.add_child(child.pid, self._local_rank, is_trainer=command.is_trainer)
-        # Reports are written by a thread, and a process that forks has one only: not before.
+        # The first report starts a thread, and a process that forks may have only one: not earlier.
         if self._monitor:
             self._monitor.report(self._reports, lambda: task.is_ending)
         step_id = self._environ.get("SLURM_STEP_ID")
@@ -125,10 +125,10 @@ class _Rank:
             cpus=binding.as_text(place.cpus) if place else None,
             numa=place.numa if place else None,
         )
-        self._follower.start()  # a rank that prints much at once does not hold up the report of it
+        self._follower.start()  # after the report, which a rank that prints much would hold up
 
     def wait(self) -> int:
-        """Wait for the command's end, report it and return its code."""
+        """Wait for the command's end; report it, and return its code."""
         code = self._task.wait()
         is_oom = self._task.is_oom()
         if is_oom:
@@ -154,7 +154,7 @@ class _Rank:
         return code
 
     def close(self, *, is_finished: bool) -> None:
-        """End what is left, and hand over what is still to be read."""
+        """End the processes that are left, and hand over the rest of the log and the reports."""
         self._task.sweep()
         if self._monitor:
             if is_finished and self._directory:
@@ -175,7 +175,7 @@ def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.
     directory = heartbeats.open_directory(environ)
     if directory is None:
         info(
-            f"nobody watches for hung ranks on {environ['DDP_NODE']}: neither {heartbeats.MEMORY}"
+            f"nobody watches for hung ranks on {environ['DDP_NODE']}: neither {paths.MEMORY}"
             f" nor {environ.get('TMPDIR') or '/tmp'} can be written",  # noqa: S108 -- only named
             "launcher",
         )
@@ -195,7 +195,7 @@ def _offer_socket(
     directory: heartbeats.Directory | None,
     loop: Loop,
 ) -> None:
-    """Where a supervisor reads what this agent prints, it takes its processes' events, too."""
+    """Take events of the rank's processes, if a supervisor reads what this agent prints."""
     environ.pop(channel.AGENT_SOCKET, None)  # an outer agent's, if any
     if directory and reports.is_supervised and reports.listen(directory.socket_path, loop):
         environ[channel.AGENT_SOCKET] = directory.socket_path
@@ -216,10 +216,9 @@ def wait_for_peers(
     loop: Loop,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait for the node's last rank: who hangs in its shutdown is watched, too.
+    """Wait for the end of the node's other ranks, which are watched until then.
 
-    A command of a blink may have ended before its peers have started; they may never, if the job
-    is ending.
+    A short command may end before its peers start; if the job is ending they may never start.
     """
     deadline_s = time.monotonic() + _PEERS_START_S
     while directory.num_peers_started() < num_peers and time.monotonic() < deadline_s:

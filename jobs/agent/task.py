@@ -31,7 +31,7 @@ _SWEEP_S = 2
 
 
 class Task:
-    """One command with its log; from the beginning on, signals are for it."""
+    """One command with its log; from now on this process's signals are passed on to it."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class Task:
         self.children: list[Child] = []
         """This command, and what else is to be reaped."""
         self.is_requested = False
-        """It was asked to end; without a handler for SIGUSR1 it was not, and failed by itself."""
+        """Whether it was asked to end. By SIGUSR1 only if it has a handler for that."""
         self.is_ending = False
         """This agent was asked to end: the reader of its reports may be gone soon."""
         self.on_ask: Callable[[], object] = lambda: None
         """Called when the node's watchdog is asked for a report."""
         self._adopts_orphans = adopts_orphans
         self._inherited = {*processes.children()} if adopts_orphans else set()
-        """Of the program that became this process: Pyxis starts a mounted image's container so."""
+        """Children of the program that this process was before, as in a container of Pyxis'."""
         if adopts_orphans:
             processes.adopt_orphans()
         self._loop = loop
@@ -99,7 +99,7 @@ class Task:
         return self.child
 
     def wait(self) -> int:
-        """Wait for the command's end; return its code. From then on signals mean nothing."""
+        """Wait for the command's end; return its code. Later signals have no effect."""
         running = self.child
         assert running is not None  # noqa: S101 -- it was started
         self._loop.run(lambda: running.code is not None)
@@ -158,7 +158,7 @@ class Task:
             self._terminate()
 
     def _terminate(self) -> None:
-        """Pass SIGTERM on, each one; the first has an end: SIGKILL after the grace."""
+        """Pass every SIGTERM on; after the first, kill what has not ended after the grace."""
         assert self.child is not None  # noqa: S101 -- only while it runs
         self.child.send(signal.SIGTERM)
         self.child.send(signal.SIGCONT)  # one that was stopped may still save
@@ -181,7 +181,7 @@ class Task:
         running.send(signal.SIGKILL)
 
     def _shorten_grace(self, began_s: float) -> None:
-        """Look whether a rank has failed or hangs, whose report may still be on its way."""
+        """Shorten it if a rank has failed or hangs, whose report may still be on its way."""
         files = RunDir(self._environ["DDP_RUN_DIR"])
         for _ in range(_GRACE_AFTER_FAILURE_S):
             if has_failed(files, int(self._environ["DDP_ATTEMPT"])):

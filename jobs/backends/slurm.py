@@ -1,4 +1,4 @@
-"""Slurm as one job sees it: its variables, and its programs. Nobody else knows their names."""
+"""Slurm as one job sees it: its variables and its programs, by their names."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class Slurm:
     # ---- what the job asks for ---------------------------------------------------------------
 
     def check(self) -> None:
-        """What we reckon with must be what Slurm sets. Raises UsageError.
+        """Check that the variables that we use are as Slurm sets them. Raises UsageError.
 
-        Half an environment, copied from elsewhere, is refused at once.
+        Part of a job's environment, copied into a shell, is refused at once.
         """
         for name in _NUMBERS.split():
             value = self.environ.get(name) or "1"
@@ -332,10 +332,9 @@ def _answers(address: str, port: int) -> bool:
 
 
 def forget_outer_job(environ: dict[str, str], *, is_batch_script: bool) -> None:
-    """Take out what speaks of the job or shell in which this one was submitted.
+    """Remove the variables of the job or shell in which this job was submitted.
 
-    sbatch hands a job the variables of where it is called, and Slurm overwrites only those that
-    the new job has.
+    sbatch hands a job its caller's variables, and Slurm overwrites only those that the new job has.
     """
     for kind in ("SLURM_CPU_BIND", "SLURM_MEM_BIND"):
         if f"{kind}_TYPE" in environ:  # set for a step alone: one without is the user's wish
@@ -368,7 +367,7 @@ def number(environ: Mapping[str, str], *names: str) -> int:
 
 
 def requested(environ: Mapping[str, str]) -> list[str]:
-    """The variables by which a step asks for what the job has. More than one node has it all."""
+    """Name the variables by which a step would ask for all that the job has, on all its nodes."""
     asks = re.compile(
         "(SLURM|SRUN)_(GPUS?|NTASKS|CPUS?|TRES|MEM)_|SLURM_(GPUS|NTASKS|STEP_GRES|LABELIO)$"
     )

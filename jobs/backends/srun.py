@@ -130,10 +130,10 @@ class Srun(Backend):
     def start(self, step: Step, stdout: int) -> list[subprocess.Popen[bytes]]:
         """Start srun.
 
-        When a batch script is killed, Slurm itself ends the step, with SIGTERM first, so that the
-        ranks can say how they ended; an srun that dies with the script would have it killed at
-        once. So would one that gets the SIGTERM of scancel --full, which goes to the script's
-        process group.
+        In a batch job it gets a session of its own. When a batch script is killed, Slurm itself
+        ends the step, with SIGTERM first, so that the ranks can report how they ended. An srun that
+        dies with the script would have the step killed at once, and so would one that gets the
+        SIGTERM of scancel --full, which goes to the script's process group.
         """
         prepare = before_exec() if self._here.is_interactive else None
         process = subprocess.Popen(
@@ -189,18 +189,18 @@ class Srun(Backend):
         return self._slurm.try_to("scancel", f"--signal={int(signum)}", step, timeout_s=10)
 
     def kill(self, step_id: int | None) -> None:
-        """End only this attempt's step: a shell's own or a neighbour's is none of it.
+        """Kill this attempt's step alone, not a shell's own or another script's.
 
-        It reaches the others at once, and then waits long for the node that is gone.
+        scancel reaches the nodes that answer at once, and then waits long for one that is gone.
         """
         steps = self._steps(step_id)
         if steps:
             self._slurm.try_to("scancel", "--signal=KILL", *steps, timeout_s=30)
 
     def _steps(self, step_id: int | None) -> list[str]:
-        """If no rank came up to name it, it is known by its program.
+        """Name the step; if no rank came up to report its number, find it by its program.
 
-        In a shell's allocation that may be another's.
+        Not in a shell's allocation, where a step of that program may be another script's.
         """
         if step_id is not None:
             return [f"{self._slurm.job_id}.{step_id}"]
@@ -231,8 +231,8 @@ class Srun(Backend):
     def _beside(self, nodes: Sequence[str], words: Sequence[str]) -> list[str]:
         """A step of one task on each of these nodes, beside whatever runs there.
 
-        What the job's variables ask for is the ranks' own, and more than one node has. The words
-        may begin with further options.
+        It asks for nothing that the job's variables ask for: that belongs to the ranks, and is more
+        than these nodes have. The words may begin with further options.
         """
         unset = [f"--unset={name}" for name in slurm.requested(self._here.environ)]
         return [

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Attempts:
-    """Starts the ranks as often as is decided."""
+    """Runs one attempt after the other, until the decision is another one than to restart."""
 
     def __init__(self, now: Current) -> None:
-        """Carry a run on where a requeued job left it."""
+        """Start nothing yet."""
         self._now, self._plan, self._settings = now, now.plan, now.settings
         self._job, self._files, self._journal = now.plan.job, now.plan.files, now.journal
         self._ranks = Ranks(now)
@@ -36,16 +36,16 @@ class Attempts:
     # ---- the life of a job
 
     def run(self) -> Decision:
-        """Return when no further attempt is to follow."""
-        decision = self._count()
+        """Run all attempts; return what was decided after the last one."""
+        decision = self._take_over()
         if decision is None:
             self._ranks.prepare_backend()
             if self._plan.wants_preflight:
-                decision = self._leave(self._check_nodes())
+                decision = self._leave_out(self._check_nodes())
         while decision is None or decision.kind == decide.RESTART:
             if decision is not None:
                 self._now.requests.pause(decision.delay_s)
-                self._next(decision)
+                self._prepare_next(decision)
             self._open()
             ran = self._ranks.run()
             self._ranks.sweep()
@@ -55,13 +55,13 @@ class Attempts:
         self._closing.leaving.finish()
         return decision
 
-    def _count(self) -> Decision | None:
-        """Take over the counters; a decision if they say that the run would go on for ever."""
+    def _take_over(self) -> Decision | None:
+        """Take over what earlier starts of the run left; return a decision if none may follow."""
         past, attempt = history.read(self._files), self._now.attempt
         self._now.counters = past.counters
         self._now.carries_on = past.carries_on and not self._job.is_own_command
         self._now.past = past.past(attempt)
-        # Slurm requeues a job whose node died, too: then nobody was left to decide and to count.
+        # Slurm also requeues a job whose node died: then no supervisor decided and counted.
         if self._job.restart_count == 0:
             return None
         self._report_lost_script(past.unreported(attempt))
@@ -72,7 +72,7 @@ class Attempts:
         return None
 
     def _report_lost_script(self, start: history.Unreported | None) -> None:
-        """Report that the last start's own node died: it could not, and Slurm may know."""
+        """Report that the last start ended with its script's node, if Slurm knows: it could not."""
         here = self._plan.here
         how = end_of_script(start, self._plan.backend, here.slurm) if here.has_client else None
         if start is not None and how:
@@ -84,9 +84,8 @@ class Attempts:
             )
 
     def _check_nodes(self) -> list[BadNode]:
-        """Check all nodes before the ranks start; those that it finds bad."""
-        # Not above: jobs on one node, and restarts, need none of it.
-        from jobs.supervisor.preflight import Preflight  # noqa: PLC0415
+        """Check all nodes before the ranks start; return the bad ones."""
+        from jobs.supervisor.preflight import Preflight  # noqa: PLC0415 -- not for jobs on one node
 
         self._preflight = Preflight(self._now)
         found = self._preflight.run()
@@ -115,7 +114,7 @@ class Attempts:
 
     # ---- the next attempt
 
-    def _next(self, decision: Decision) -> None:
+    def _prepare_next(self, decision: Decision) -> None:
         """Give the next attempt what is its own: number, token, nodes and port."""
         self._now.num_restarts += 1
         settings.note_attempt(self._settings, self._now.attempt + 1, self._job.id)
@@ -125,8 +124,8 @@ class Attempts:
             self._now.carries_on = not self._job.is_own_command
         self._choose_nodes(decision)
 
-    def _leave(self, bad: Sequence[BadNode]) -> Decision | None:
-        """Take out nodes that are bad before an attempt; None: it starts, on others if need be."""
+    def _leave_out(self, bad: Sequence[BadNode]) -> Decision | None:
+        """Take bad nodes out before the first attempt; return a decision if it cannot start."""
         decision = self._closing.before_start(bad)
         if decision is None or decision.kind != decide.RESTART:
             return decision
@@ -145,7 +144,7 @@ class Attempts:
                 self._now.nodes,
                 is_restart=self._now.num_restarts > 0,
             )
-        except UsageError as error:  # the old port is as good: its owner is gone
+        except UsageError as error:  # keep the old port: its owner has ended
             info(str(error))
 
     # ---- signals, and the end
@@ -160,7 +159,7 @@ class Attempts:
             info(f"SIG{name}: ending every rank")
 
     def _warn_of_time(self) -> None:
-        """Every start of this job would end so."""
+        """Warn if the time limit is near before the first step: every start would end so."""
         is_first = not (self._now.num_restarts or self._journal.reports.has_trained)
         if is_first and not self._job.is_own_command:
             info(
@@ -170,7 +169,7 @@ class Attempts:
             )
 
     def break_off(self) -> None:
-        """This script itself fails: what it started ends, and the record says so."""
+        """End what was started, and record that: this script itself fails."""
         self._ranks.break_off()
         if self._preflight is not None:
             self._preflight.break_off()
@@ -179,7 +178,7 @@ class Attempts:
 
 
 def end_of_script(start: history.Unreported | None, backend: Backend, slurm: Slurm) -> str | None:
-    """How the node was lost on which a start's script ran; None if it was not, or nobody knows."""
+    """Say how the node of a start's script was lost; None if it was not, or that is unknown."""
     if start is None:
         return None
     return backend.lost(start.node) or slurm.rebooted(start.node, start.time)

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 _LOG_END = 16384
 _NO_PROGRAM = (2, 127)
-"""With them Slurm says that the program is not there, and env that the image has no bash."""
+"""Codes by which Slurm says that the program is not there, and env that the image has no bash."""
 _SHOWN_LINES = 20
+"""Of the failed rank's log."""
 
 
 class Closing:
@@ -38,9 +39,9 @@ class Closing:
         self.leaving = Leaving(now)
 
     def close(self, ran: Ran) -> Decision:
-        """Say what follows a step that is over."""
+        """Decide what follows a step that is over, and record it."""
         self._journal.close()
-        # Where a rank did not come up, its node may have unpacked half of the image.
+        # Where a rank did not come up, its node may have unpacked only half of the image.
         if self._journal.reports.num_started < self._now.layout.world_size:
             self._now.container = ""
         end = self._ending(ran)
@@ -55,12 +56,12 @@ class Closing:
             )
         end = end._replace(bad=self._bad(end))
         decision = decide.decide(self._job, end, self._now.counters, self._ask)
-        self._take(decision)
+        self._adopt(decision)
         self._report(decision, end)
         return decision
 
     def before_start(self, bad: Sequence[BadNode]) -> Decision | None:
-        """Say what follows of nodes that are bad before an attempt; None: it starts as it is."""
+        """Decide on nodes that are bad before the first attempt; None: it starts as planned."""
         if not bad or not self.leaving.is_wanted:
             return None
         self._journal.open(self._now.attempt)
@@ -72,12 +73,13 @@ class Closing:
         end = self._ended(failed, Ran(codes.FAILED))
         end = end._replace(bad=leaves, bad_before=before, has_begun=False)
         decision = decide.before_start(self._job, end, self._now.counters, self._ask)
-        self._take(decision)
+        self._adopt(decision)
         if decision.kind != decide.RESTART:
             self._report(decision, end)
         return decision
 
-    def _take(self, decision: Decision) -> None:
+    def _adopt(self, decision: Decision) -> None:
+        """Keep the counters and the lost nodes for the next attempt."""
         bad = [one.node for one in self._now.bad]
         self._now.counters = decision.counters
         self._now.lost = tuple(node for node in decision.exclude if node not in bad)
@@ -108,13 +110,13 @@ class Closing:
     # ---- how it ended
 
     def _ending(self, ran: Ran) -> Ending:
-        self._now.loop.turn(0)  # a signal that has just arrived is known from here on
+        self._now.loop.turn(0)  # takes in a signal that has just arrived
         events, code = self._journal.reports.events, ran.code
         if self._plan.is_elastic and code == codes.FINISHED:
-            found = classify(events, code=code)  # whichever node left on the way
+            found = classify(events, code=code)  # finished, whichever nodes left on the way
             return self._ended(found, ran)
         suspected = failure.suspected_nodes(events)
-        if self._job.min_nodes and code != codes.FINISHED:  # it came back, and was lost again
+        if self._job.min_nodes and code != codes.FINISHED:  # one that is back may be lost again
             seen = {event.get("node") for event in events}
             suspected += [node for node in self._now.nodes if node not in seen]
         may_have_dropped = self._job.is_no_kill and code != codes.FINISHED

@@ -1,4 +1,4 @@
-"""The job that runs: its loop and journal, its attempt now, and what that has from earlier ones."""
+"""The job that runs: its loop and journal, the current attempt, and what earlier ones left it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jobs.supervisor import run, settings
 from jobs.supervisor.bad_nodes import Past
 from jobs.supervisor.ending import Counters
 from jobs.supervisor.journal import Journal
+from rundir import paths
 from rundir.plain import names_in
 
 if TYPE_CHECKING:
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
     from jobs.supervisor.signals import Requests
     from rundir.nodes import BadNode
 
-
-MEMORY = "/dev/shm"  # noqa: S108 -- what is removed there bears the job's own name
 LAST_LINES_S = 5
 """How long the job's log may take for the ranks' last lines."""
 _MAX_PENDING = 64 << 20
+"""Bytes of output that wait for the reader of this script's standard output."""
 
 
 def _write(data: bytes) -> None:
@@ -33,12 +33,12 @@ def _write(data: bytes) -> None:
 
 
 class Current:
-    """What all who have a part in an attempt share.
+    """What the parts of the supervisor share while attempts run.
 
     Args:
         plan: What stays the same in all attempts.
-        loop: Where time passes and reports arrive.
-        requests: What somebody asked the job for.
+        loop: Calls back when reports arrive, and at their time.
+        requests: What signals asked the job for.
 
     """
 
@@ -57,6 +57,7 @@ class Current:
         self.bad: tuple[BadNode, ...] = ()
         """Nodes that have left the job, for good."""
         self.past = Past()
+        """What earlier attempts showed of the nodes."""
         self.refused: frozenset[int] = frozenset()
         """Numbers of nodes that this run cannot use."""
         self.carries_on = False
@@ -69,27 +70,27 @@ class Current:
 
     @property
     def attempt(self) -> int:
-        """Its number in the run, from 1 on."""
+        """The current attempt's number in the run, from 1 on."""
         return self.settings.number("DDP_ATTEMPT")
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of its ranks."""
+        """The environment of the attempt's ranks."""
         return self.settings.environ(self.plan.here.environ)
 
     @property
     def words(self) -> list[str]:
-        """What the ranks run.
+        """The arguments of the attempt's ranks.
 
-        Whatever the user wanted to begin with (--resume none, another run's checkpoint), a later
-        start of our trainer carries on with what this run has itself.
+        Whatever the run began with (--resume none, another run's checkpoint), a later start of our
+        trainer carries on with what this run has itself.
         """
         words = self.plan.arguments.words
         return [*words, "--resume", "auto"] if self.carries_on else words
 
     @property
     def step(self) -> Step:
-        """All of its ranks."""
+        """The attempt's ranks, as a backend starts them."""
         return Step(
             self.words,
             self.environ,
@@ -116,17 +117,21 @@ class Current:
         self.loop.run(lambda: self.output.is_idle, LAST_LINES_S)
 
     def sweep(self) -> None:
-        """Leave nothing of the attempt behind on this node, whatever happened."""
+        """End the attempt's processes on this node, and remove what killed agents left."""
         launch_id = self.settings["DDP_LAUNCH_ID"]
         token = f"DDP_LAUNCH_ID={launch_id}"
         processes.end_all(
             lambda: processes.with_descendants(processes.processes_with(token)), 2, self.loop.pause
         )
-        for parent in {MEMORY, self.plan.temporary}:  # where agents keep heartbeats
-            remove_from(parent, f"ddp.{launch_id}.")  # of agents that were killed
+        for parent in {paths.MEMORY, self.plan.temporary}:
+            _remove(parent, paths.heartbeats_prefix(launch_id))
+
+    def remove_snapshots(self) -> None:
+        """Remove the job's snapshots from this node's memory: they are for its restarts only."""
+        _remove(paths.MEMORY, paths.snapshots_prefix(self.settings["DDP_LAUNCH_ID"]))
 
 
-def remove_from(parent: str, prefix: str) -> None:
+def _remove(parent: str, prefix: str) -> None:
     """Remove the directories in `parent` whose names begin so."""
     for name in names_in(parent):
         if name.startswith(prefix):

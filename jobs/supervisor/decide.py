@@ -32,9 +32,9 @@ _CAUSES = {
     "cancelled": "cancelled",
     "running": "nothing",
 }
-"""What Slurm had in mind with the job, or this script, as the `decision` event has it."""
+"""What Slurm, or this script, has in mind with the job: the `cause` in a `decision` event."""
 _LEAST_RUN_S = 60
-"""A command that requests a requeue earlier than that has done nothing."""
+"""A command of the user's own that requests a requeue earlier has got nowhere."""
 _LONGEST_DELAY_S = 30
 
 
@@ -81,7 +81,7 @@ def choose_nodes(there: Sequence[str], current: Sequence[str], num: int) -> list
 
 
 def give_up_before_start(job: Job, num_silent: int) -> Decision:
-    """Decide that nothing starts: as many starts ended, and nobody was left to decide."""
+    """Decide that nothing starts: `num_silent` starts in a row ended without a decision."""
     text = (
         f"no start: Slurm has requeued the job, and {num_silent} starts in a row ended with their"
         f" script or node before a new checkpoint (python -m monitor why {job.run_dir})"
@@ -95,6 +95,8 @@ def before_start(job: Job, end: Ending, counters: Counters, ask: Callable[[], st
 
 
 class _Case:
+    """An attempt that has ended, or bad nodes before one, and what follows."""
+
     def __init__(self, job: Job, end: Ending, counters: Counters, ask: Callable[[], str]) -> None:
         self.job, self.end, self.counters, self._ask = job, end, counters, ask
         self._fate = "unknown"
@@ -198,9 +200,10 @@ class _Case:
         return self._as(RESTART, reason, delay_s=delay_s)
 
     def _refused(self) -> Decision:
-        """Fewer ranks than this run can have, as by a batch that they do not divide.
+        """Decide where the nodes that are left make a number of ranks that the run cannot have.
 
-        That is not the user's mistake, and was no start that counts.
+        Such as one that does not divide its batch. That is no mistake of the user's, who asked for
+        more nodes, and the start does not count.
         """
         if self.job.min_nodes is None or not self._num_left:
             return self._requeue()
@@ -210,7 +213,7 @@ class _Case:
         return self._as(RESTART, reason)
 
     def _grow(self) -> Decision:
-        """Go on with the nodes that are back, which is no failure and counts as none."""
+        """Go on with the nodes that are back; that is no failure, and is not counted as one."""
         self._fate = _GROWS
         if self.end.latest != self.end.latest_at_start:
             self.counters = Counters()
@@ -219,7 +222,7 @@ class _Case:
         return self._as(RESTART, f"{back} back: it goes on on {on} {self._from}")
 
     def _give_up(self, reason: str) -> Decision:
-        """The failure is a person's to mend."""
+        """End the job: a person has to mend the failure."""
         return self._as(FAIL, f"no restart: {reason}", f"mend what fails; {self.job.go_on}")
 
     @property
@@ -241,7 +244,7 @@ class _Case:
     # ---- progress
 
     def _count_idle(self, latest_before: str) -> None:
-        """A start that brought no new checkpoint would end in the same place for ever."""
+        """Count starts in a row without a new checkpoint: without a limit they would never end."""
         is_new = self.end.latest != latest_before or self._is_accepted()
         self.counters = self.counters._replace(idle=0 if is_new else self.counters.idle + 1)
 
@@ -268,7 +271,7 @@ class _Case:
 
     @property
     def _from(self) -> str:
-        """A command of the user's own may keep checkpoints that nobody here knows of."""
+        """Say where the run goes on; a command of the user's own may have checkpoints elsewhere."""
         if self.end.latest:
             return f"from step {paths.step_of(self.end.latest)}"
         if self.job.is_own_command:

@@ -1,10 +1,11 @@
 """Elastic runs: nodes that leave, and are taken back.
 
-Returns     of any elastic run, for its next attempt, or as spare where it has all it may have
-ElasticStep of an elastic torchrun: within the attempt, a task a node
+Returns      of any elastic run: for the next attempt, or as spares if it has enough nodes already
+ElasticStep  of an elastic torchrun: within the attempt
 
-In one step for all, srun would abort all of it when it loses one node, also with --no-kill (seen
-with Slurm 22.05: "Cannot communicate with node 1. Aborting job."): each task is a step of its own.
+An elastic torchrun has a task a node, and each task is a step of its own. Of one step for all, srun
+would abort all tasks when it loses one node, also with --no-kill (seen with Slurm 22.05: "Cannot
+communicate with node 1. Aborting job.").
 """
 
 from __future__ import annotations
@@ -28,37 +29,37 @@ if TYPE_CHECKING:
     from jobs.loop import Timer
     from jobs.supervisor.current import Current
 
-_LOOK_S = 5
+_POLL_S = 5
 
 
 class Returns:
-    """Looks for nodes that are back, and then asks the ranks to stop with a checkpoint."""
+    """Polls lost nodes; when some are back, asks the ranks to stop with a checkpoint."""
 
     def __init__(self, now: Current, step: RunningStep) -> None:
-        """Begin to look, if the run is elastic and nodes are lost."""
+        """Begin to poll, if the run is elastic and nodes are lost."""
         self._now, self._loop, self._journal, self._step = now, now.loop, now.journal, step
         self._job, self._lost = now.plan.job, now.lost
-        self._is_looking = False
+        self._is_asking = False
         self.found: tuple[str, ...] = ()
-        """The nodes that are back, once the ranks were asked to stop for them."""
+        """Nodes that are back, and for which the ranks were asked to stop."""
         self.spare: tuple[str, ...] = ()
-        """Those that are back, and of no use now."""
+        """Nodes that are back, and that the run cannot use now."""
         self._timer: Timer | None = None
         if self._job.min_nodes is not None and self._lost:
             interval_s = now.settings.number("DDP_MONITOR_INTERVAL")
-            self._timer = self._loop.every(interval_s, self._look)
+            self._timer = self._loop.every(interval_s, self._poll)
 
     def stop(self) -> None:
-        """Look no longer."""
+        """Stop polling."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        """Ask beside the loop. A start that has done nothing yet has nothing to save."""
-        if self._is_looking or not self._has_begun():
+    def _poll(self) -> None:
+        """Ask the backend, in the background, unless the attempt has nothing to save yet."""
+        if self._is_asking or not self._has_begun():
             return
-        self._is_looking = True
+        self._is_asking = True
         lost, backend = self._lost, self._now.plan.backend
         self._loop.in_background(lambda: tuple(filter(backend.is_back, lost)), self._act)
 
@@ -68,7 +69,7 @@ class Returns:
         return self._journal.reports.has_trained
 
     def _act(self, back: tuple[str, ...] | None) -> None:
-        self._is_looking = False
+        self._is_asking = False
         if self._timer is None or not back:
             return
         num_gone = len(self._lost) - len(back) + len(self._now.bad)
@@ -86,7 +87,7 @@ class Returns:
         self._step.ask_for_checkpoint()
 
     def _keep(self, back: tuple[str, ...]) -> None:
-        """Ask no more for nodes that can take the place of the next one that is lost."""
+        """Keep as spares nodes that are back: they can take the place of the next lost one."""
         info(f"{', '.join(back)}: back; spare until another node is lost")
         self.spare += back
         self._lost = tuple(node for node in self._lost if node not in back)
@@ -95,7 +96,10 @@ class Returns:
 
 
 class ElasticStep(RunningStep):
-    """Ends with the task of rank 0, where they all meet; any other may leave and come back."""
+    """A step for each node, with one torchrun. Any may leave and come back, but for rank 0's.
+
+    Rank 0's task has the store of the rendezvous: the step as a whole ends with it.
+    """
 
     def _start(self, stdout: int) -> list[subprocess.Popen[bytes]]:
         self._stdout = os.dup(stdout)
@@ -104,11 +108,11 @@ class ElasticStep(RunningStep):
         self._left: dict[int, str] = {}
         self._ended_s: float | None = None
         self._num_returns = 0
-        self._is_looking = False
+        self._is_asking = False
         self._is_requested = False
         for rank in range(len(self._step.nodes)):
             self._start_task(rank)
-        self._timer = self._loop.every(_LOOK_S, self._look)
+        self._timer = self._loop.every(_POLL_S, self._poll)
         return list(self._tasks.values())
 
     def _start_task(self, rank: int, *, is_restart: bool = False) -> None:
@@ -148,17 +152,17 @@ class ElasticStep(RunningStep):
         return self._ended_s is not None or self._is_requested
 
     def ask_for_checkpoint(self) -> None:
-        """As ever; who leaves from here on was asked to."""
+        """Ask as any step does; a task that ends from now on has not left, but was asked to end."""
         self._is_requested = True
         super().ask_for_checkpoint()
 
     def stop(self) -> None:
-        """The same."""
+        """End the ranks as any step does; their tasks have not left."""
         self._is_requested = True
         super().stop()
 
     def close(self) -> None:
-        """As ever; nobody else starts."""
+        """Close as any step does, and start no task any more."""
         self._timer.cancel()
         os.close(self._stdout)
         super().close()
@@ -167,7 +171,7 @@ class ElasticStep(RunningStep):
 
     @property
     def failed_s(self) -> float | None:
-        """When rank 0 has ended, or the watchdog gave its verdict."""
+        """When rank 0's task has ended, or the watchdog gave its verdict."""
         if self._is_requested:
             return None
         return self._ended_s or self._journal.reports.verdict_s
@@ -178,7 +182,7 @@ class ElasticStep(RunningStep):
         return self._left.values()
 
     def lose(self, node: str, how: str) -> bool:
-        """Go on without a node, unless it is the one where all meet."""
+        """Go on without a lost node, unless it is rank 0's."""
         rank = self._step.nodes.index(node)
         if rank == 0:
             return False
@@ -189,12 +193,12 @@ class ElasticStep(RunningStep):
 
     # ---- nodes that are back
 
-    def _look(self) -> None:
-        """Ask beside the loop which nodes are back."""
+    def _poll(self) -> None:
+        """Ask the backend, in the background, which nodes are back."""
         most = int(self._step.environ["DDP_MAX_RESTARTS"])
-        if not self._left or self._is_looking or self._is_ending or self._num_returns >= most:
+        if not self._left or self._is_asking or self._is_ending or self._num_returns >= most:
             return
-        self._is_looking = True
+        self._is_asking = True
         left = dict(self._left)
         self._loop.in_background(lambda: self._find(left), self._take_back)
 
@@ -207,7 +211,7 @@ class ElasticStep(RunningStep):
         return back
 
     def _take_back(self, back: list[int] | None) -> None:
-        self._is_looking = False
+        self._is_asking = False
         for rank in back or ():
             if self._is_ending:
                 return

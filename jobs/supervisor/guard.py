@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 _TEARDOWN_S = 8
 """From the first failure to the end of srun."""
 _KILLED_S, _LOST_S = 4, 1
-"""How long srun may take to see that its ranks were killed; of a lost node it never sees it."""
+"""How long srun may take to see that its ranks were killed; those of a lost node it never sees."""
 _QUIET_S = 5
-"""Beyond the interval of its monitor a node may be quiet for so long."""
+"""How long a node may be quiet beyond the interval of its monitor."""
 _POLL_S = 0.5
-"""How often to look once something is wrong; before, nothing wakes up for it."""
+"""How often to poll once something is wrong; before, nothing wakes up for it."""
 _EARLY_S = 60
 """How long the others may run on after a rank that ended with code 0, before it is named."""
 _FEW_NODES, _CALL_S = 4, 2
-"""How many nodes that give no report are called, and how often."""
+"""Up to how many nodes that give no report are called, and how often each."""
 
 
 class Guard:
@@ -47,24 +47,26 @@ class Guard:
         self._backend = now.plan.backend
         self._nodes = [node for node in now.nodes if node != now.plan.here.node]
         self._seen: dict[str, list[tuple[int, int]]] = {}
-        self._heard_s: dict[str, float] = {}
+        """Of each node the sizes and times of the files by which it shows that it is alive."""
+        self._changed_s: dict[str, float] = {}
+        """When these were seen to change."""
         master = "{MASTER_ADDR}:{MASTER_PORT}".format_map(now.environ)
         self._hang = HangWatch(now.journal, len(now.nodes), master)
         self._called: set[str] = set()
         self._timers: list[Timer] = []
-        self._is_polling = self._is_told = False
-        if self._nodes and not self._backend.is_in_place:
-            self._timers.append(self._loop.every(2 + len(self._nodes) / 16, self._check_nodes))
-        self._is_checking = self._has_early = False
+        self._is_polling = self._is_checking = False
+        self._has_terminated = self._has_early = False
         self.why = ""
         """Why the guard ended the step; empty if it did not."""
+        if self._nodes and not self._backend.is_in_place:
+            self._timers.append(self._loop.every(2 + len(self._nodes) / 16, self._check_nodes))
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         for timer in self._timers:
             timer.cancel()
         self._timers = []
-        self._is_polling = True  # never again
+        self._is_polling = True  # so that it never begins again
 
     def is_over(self) -> bool:
         """Whether the step has ended; asked whenever something has happened to it."""
@@ -80,9 +82,9 @@ class Guard:
         return is_over
 
     def _name_early(self) -> None:
-        """Name a rank that ended well, and that the others may wait for: none of them fails.
+        """Name a rank that ended well long before the others, which may wait for it and never fail.
 
-        Not where only a few are left, such as rank 0 with what it has to save.
+        Not where only a few are left, such as rank 0 that still saves.
         """
         finished, up = self._journal.reports.finished, self._journal.reports.up
         if self._is_polling or not 0 < len(finished) < len(up):
@@ -95,6 +97,8 @@ class Guard:
             f" {listed(waiting, 3)}"
         )
 
+    # ---- a step in which something is wrong
+
     def _poll(self) -> None:
         self._hang.poll()
         if self._hang.is_time_to_ask():
@@ -102,12 +106,12 @@ class Guard:
         if len(self._hang.missing) <= _FEW_NODES:
             for node in self._hang.missing:
                 self._call(node)
-        if self._journal.reports.verdict_s is not None and not self._is_told:
-            self._is_told = True
+        if self._journal.reports.verdict_s is not None and not self._has_terminated:
+            self._has_terminated = True
             self._step.terminate()
-            if self._hang.gone:  # what runs elsewhere only waits for them
-                # If none may return, it is asked again when the step has ended: without it the job
-                # goes back to the queue.
+            if self._hang.gone:  # ranks on other nodes only wait for those on these
+                # A run that is not elastic is requeued for a lost node: there the nodes are asked
+                # once more, when the step has ended.
                 if self._now.plan.job.min_nodes is not None:
                     self._report_lost(self._hang.gone)
                 self._end_step("failed", _LOST_S)
@@ -116,7 +120,7 @@ class Guard:
             self._end_step("failed")
 
     def _call(self, node: str) -> None:
-        """Find out, beside the loop, whether a report may still come from a node."""
+        """Find out, in the background, whether a report may still come from a node."""
         if node in self._called:
             return
         self._called.add(node)
@@ -131,8 +135,10 @@ class Guard:
 
         self._loop.in_background(lambda: self._backend.lost(node), take)
 
+    # ---- nodes that are quiet
+
     def _check_nodes(self) -> None:
-        """Ask for a quiet node beside the loop: Slurm may take long to answer."""
+        """Ask for quiet nodes in the background: Slurm may take long to answer."""
         if self._is_checking:
             return
         self._is_checking = True
@@ -142,7 +148,7 @@ class Guard:
         self._loop.in_background(lambda: self._lost(up), self._act)
 
     def _lost(self, up: dict[str, list[int]]) -> tuple[list[tuple[str, str]], list[bytes]]:
-        """Find quiet nodes that are lost; if any is quiet, also what nodes could not deliver."""
+        """Find quiet nodes that are lost; if any is quiet, also reports that were not delivered."""
         there = [node for node in self._nodes if node in up and node not in self._step.left]
         quiet = [node for node in there if self._is_quiet(node, up[node])]
         kept = [*events.undelivered(self._now.plan.files.path).values()] if quiet else []
@@ -153,9 +159,9 @@ class Guard:
         traces = [_size_and_time(path) for path in self._traces(node, ranks)]
         now_s, interval_s = time.monotonic(), self._now.settings.number("DDP_MONITOR_INTERVAL")
         if traces != self._seen.get(node):
-            self._seen[node], self._heard_s[node] = traces, now_s
-        elif now_s - self._heard_s[node] >= interval_s + _QUIET_S:
-            self._heard_s[node] = now_s
+            self._seen[node], self._changed_s[node] = traces, now_s
+        elif now_s - self._changed_s[node] >= interval_s + _QUIET_S:
+            self._changed_s[node] = now_s
             return True
         return False
 
@@ -171,11 +177,11 @@ class Guard:
         if not self._timers or found is None:
             return  # the step has ended meanwhile
         lost, kept = found
-        # Where slurmstepd is dead, srun has none of it.
+        # From a node whose slurmstepd is dead srun hands on no report.
         for line in (line for data in kept for line in data.splitlines(keepends=True)):
             if line.endswith(b"\n") and not self._journal.reports.knows(line):
                 self._journal.add(line)
-        # Without some it can go on.
+        # An elastic step goes on without some nodes.
         fatal = {node: how for node, how in lost if not self._step.lose(node, how)}
         self._report_lost(fatal)
         if fatal:
@@ -187,7 +193,7 @@ class Guard:
             self._journal.write("lost_node", node=node, how=how)
 
     def _end_step(self, why: str, delay_s: float = _KILLED_S) -> None:
-        """End what runs on the nodes that answer; srun is not waited for."""
+        """Kill what runs on the nodes that answer, and soon after that srun, which may wait."""
         self.stop()
         self.why = why
         if self._backend.is_in_place:
@@ -210,8 +216,8 @@ def lost_nodes(
 ) -> list[tuple[str, str]]:
     """Find the nodes that are lost when a step has ended, and how.
 
-    Those are asked whose ranks never reported an end, or that the watchdog does not reach; and what
-    Slurm has taken out of the job is lost although it may answer again.
+    `suspected` are nodes with a rank that reported no end, or that the watchdog did not reach. Any
+    of `nodes` that Slurm has taken out of the job is lost, although it may answer again.
     """
     found = backend.lost_of(suspected)
     known = {node for node, _ in found}

@@ -1,9 +1,9 @@
 """One job at a time writes into a run directory.
 
-The lock is the file lock.<n> with the highest number. Whoever may take it makes lock.<n+1> as a
-link to a file of its own, which succeeds for one of several on any shared file system (flock does
-not hold on all of them). Numbers only grow, so that nobody takes a lock from a new owner that was
-seen with an old one. Its line is in rundir/lock.py.
+The lock is the file lock.<n> with the highest number. A job that may take it makes lock.<n+1> as a
+hard link to a file of its own, which succeeds for one of several on any shared file system (flock
+does not hold on all of them). Numbers only grow, so that a job which has read an old owner cannot
+take the lock from a new one. Its line is in rundir/lock.py.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jobs.backends.slurm import Slurm
 
 RENEW_S = 15
+"""How often an owner shows that it lives."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 2, 60
 """Between two tries: each asks Slurm's controller."""
 _AFTER_GRACE_S = 5
@@ -70,11 +71,11 @@ class Lock:
         is_stopped: Callable[[], bool],
         *,
         may_wait: bool,
-        tell_every_s: float,
+        report_every_s: float,
     ) -> None:
         """Return when this job owns the run directory. Raises UsageError and Exit."""
         name = os.path.basename(self._run_dir)
-        delay_s, told_s = _FIRST_DELAY_S, float("-inf")
+        delay_s, reported_s = _FIRST_DELAY_S, float("-inf")
         owner = self.attempt()
         while owner and not is_stopped():
             # Nobody starts such ranks again: they save, and are gone when their grace is over.
@@ -87,8 +88,8 @@ class Lock:
                     "wait for its end, or end it, or choose another DDP_RUN_NAME, or set"
                     " DDP_ON_BUSY=wait",
                 )
-            if time.monotonic() - told_s >= tell_every_s:
-                told_s = time.monotonic()
+            if time.monotonic() - reported_s >= report_every_s:
+                reported_s = time.monotonic()
                 info(f"waiting for the run {name}: it belongs to {owner}")
             pause(delay_s)
             delay_s = 2 * delay_s if delay_s < _LONGEST_DELAY_S / 2 else _LONGEST_DELAY_S
@@ -99,7 +100,7 @@ class Lock:
             raise Exit(codes.STOPPED)
 
     def attempt(self) -> str:
-        """Try once; the owner's name if it could not be had. Raises UsageError on a full disk."""
+        """Try once; return the owner, empty if it is this job now. Raises UsageError."""
         mine = os.path.join(self._run_dir, f".lock-{self._launch_id}")
         try:
             return self._attempt(mine)
@@ -138,7 +139,7 @@ class Lock:
         return self._link(mine, number + 1)
 
     def _link(self, mine: str, number: int) -> str:
-        """Of several who try it at once, one succeeds."""
+        """Make the lock of this number; of several jobs that do so at once, one succeeds."""
         lock = files.path(self._run_dir, number)
         error = None
         try:
@@ -196,7 +197,7 @@ class Lock:
         return any(map(theirs.fullmatch, pairs))
 
     def renew(self) -> None:
-        """Say to those who cannot ask Slurm that the owner lives."""
+        """Show jobs that cannot ask Slurm that the owner lives."""
         if self.path:
             with suppress(OSError):
                 os.utime(self.path)
@@ -238,7 +239,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _is_fresh(lock: str, now: str) -> bool:
-    """By the file system's own clock; those of two machines may differ."""
+    """Whether a lock was renewed lately, by the file system's clock: machines' clocks differ."""
     try:
         renewed_s = os.stat(lock).st_mtime
     except OSError:

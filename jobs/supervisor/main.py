@@ -19,17 +19,17 @@ from jobs.messages import Exit, UsageError, info
 from jobs.programs import which
 from jobs.supervisor import decide, history, plan, run, settings
 from jobs.supervisor.attempts import Attempts
-from jobs.supervisor.current import MEMORY, Current, remove_from
+from jobs.supervisor.current import Current
 from jobs.supervisor.lock import RENEW_S, Lock
 from jobs.supervisor.signals import Requests
-from rundir import codes, paths
+from rundir import codes
 
 if TYPE_CHECKING:
     from jobs.supervisor.decide import Decision
     from jobs.supervisor.plan import Plan
 
 _LEAST_FILES = 32
-"""With two ranks in place 12 are enough."""
+"""Files that a supervisor must be able to open; one with two ranks in place has 12."""
 
 
 def main() -> NoReturn:
@@ -46,18 +46,8 @@ def main() -> NoReturn:
     os._exit(code)  # threads that still write, or ask Slurm, are not waited for
 
 
-def _check_open_files() -> None:
-    num = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if 0 <= num < _LEAST_FILES:
-        raise UsageError(
-            f"a job must be able to have {_LEAST_FILES} open files",
-            f"a limit of {num}",
-            "raise it (ulimit -n 1024)",
-        )
-
-
 def supervise(root: str, script: str, words: list[str], environ: dict[str, str]) -> int:
-    """Do what was asked for; the job's exit code. Raises UsageError and Exit."""
+    """Run the job that these arguments ask for; return its code. Raises UsageError and Exit."""
     try:
         now, lock = _begin(root, script, words, environ)
     except (OSError, RecursionError) as error:
@@ -89,15 +79,14 @@ def _begin(
     return Current(job, loop, requests), lock
 
 
-def _check_nodes(now: Current, lock: Lock) -> int:
-    """Do what --preflight asks for: the checks alone; 0 where they found no bad node."""
-    from jobs.supervisor.preflight import Preflight  # noqa: PLC0415 -- seldom needed
-
-    found = Preflight(now).run()
-    now.flush()
-    now.journal.flush()
-    lock.release()
-    return codes.FINISHED if found and not found.bad else codes.FAILED
+def _check_open_files() -> None:
+    num = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= num < _LEAST_FILES:
+        raise UsageError(
+            f"a job must be able to have {_LEAST_FILES} open files",
+            f"a limit of {num}",
+            "raise it (ulimit -n 1024)",
+        )
 
 
 def _open_run(job: Plan, requests: Requests) -> Lock:
@@ -118,12 +107,12 @@ def _open_run(job: Plan, requests: Requests) -> Lock:
             requests.pause,
             requests.is_stopped,
             may_wait=values["DDP_ON_BUSY"] == "wait",
-            tell_every_s=values.number("DDP_TIMESTAMP_INTERVAL"),
+            report_every_s=values.number("DDP_TIMESTAMP_INTERVAL"),
         )
-        # While we waited, its owner may have counted on.
+        # While this job waited for the lock, its owner may have made further attempts.
         settings.note_attempt(values, history.num_starts(job.files) + 1, job.job.id)
         run.fill(job.files, made)
-    except BaseException:  # whatever it is: what this start made, and no more, goes with it
+    except BaseException:  # whatever it is: remove what this start made, and nothing else
         lock.undo()
         made.remove()
         raise
@@ -131,10 +120,10 @@ def _open_run(job: Plan, requests: Requests) -> Lock:
 
 
 def _start_timers(job: Plan, loop: Loop, lock: Lock) -> None:
-    """Renew the lock, for those who cannot ask Slurm; and show that a slow job lives."""
+    """Renew the lock now and then, for jobs that cannot ask Slurm; print that the job runs."""
     here = job.here
     loop.every(RENEW_S, lambda: loop.in_background(lock.renew))
-    if here.is_under_slurm and not here.is_interactive:  # else somebody watches
+    if here.is_under_slurm and not here.is_interactive:  # an interactive job has a person watching
         loop.every(
             job.settings.number("DDP_TIMESTAMP_INTERVAL"),
             lambda: info(f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} job {job.job.id} is running"),
@@ -144,6 +133,17 @@ def _start_timers(job: Plan, loop: Loop, lock: Lock) -> None:
             f"no Slurm job: the ranks run on this machine, {here.node}; to submit one: sbatch"
             " jobs/prelaunch.sh"
         )
+
+
+def _check_nodes(now: Current, lock: Lock) -> int:
+    """Run the preflight alone, as --preflight asks; return 0 if it found no bad node."""
+    from jobs.supervisor.preflight import Preflight  # noqa: PLC0415 -- seldom needed
+
+    found = Preflight(now).run()
+    now.flush()
+    now.journal.flush()
+    lock.release()
+    return codes.FINISHED if found and not found.bad else codes.FAILED
 
 
 def _run_attempts(now: Current) -> Decision:
@@ -162,9 +162,9 @@ def _run_attempts(now: Current) -> Decision:
 
 
 def _end(now: Current, lock: Lock, decision: Decision) -> int:
-    """Say what happened, and do what follows: the only way out once the run directory exists."""
+    """Report what happened, and carry the decision out; return the exit code."""
     info(decision.message)
-    remove_from(MEMORY, paths.snapshots_prefix(now.settings["DDP_LAUNCH_ID"]))
+    now.remove_snapshots()
     slurm = now.plan.here.slurm
     is_done = decision.fate == decide.REQUEUED
     if decision.kind == decide.REQUEUE and requeue.requeue(
@@ -193,7 +193,7 @@ def _submit_successor(now: Current, lock: Lock, decision: Decision) -> None:
     submitted = requeue.submit(here.slurm, successor)
     if submitted:
         task = here.slurm.array_task
-        # It owns the run from now on, though it has to wait.
+        # The successor owns the run from now on, though it still waits in the queue.
         lock.release(f"{submitted}_{task}" if task else submitted)
         info(
             f"job {submitted} is submitted and carries on with {name} when job {job.job.id} has"

@@ -1,4 +1,4 @@
-"""Before anything is written: where this is, what was asked for, and all settings."""
+"""The plan of a job, made before anything is written: where it runs, its command, its settings."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Plan(NamedTuple):
     files: RunDir
     temporary: str
     is_elastic: bool
-    """The ranks are launchers of the user's own that let nodes come and go."""
+    """Whether the ranks are one torchrun a node, of the user's own, that lets nodes come and go."""
 
     @property
     def wants_preflight(self) -> bool:
-        """Whether this job's first start begins with one."""
+        """Whether this job's first attempt comes after a preflight."""
         is_several = len(self.nodes) > 1 and not self.backend.is_in_place
         return is_several and self.settings.is_on("DDP_PREFLIGHT")
 
@@ -56,6 +56,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
             "run it without torchrun, or let torchrun start jobs/launcher.sh",
         )
     arguments = asked.parse(words, root, environ)
+
     client = Slurm(environ)
     surroundings.leave_to_task_zero(client, script)
     settings.forget_chosen(environ)
@@ -66,12 +67,14 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
     here = here._replace(num_local_ranks=layout.num_local_ranks(here, arguments, values))
     here, backend = registry.choose(here)
     ranks = layout.count(here, backend, arguments)
+
     if arguments.is_own_command:
         _check_command(here, backend, arguments, ranks)
     files = _resolve_run(values, here, arguments, ranks)
     checking = check.start(here, backend, arguments, ranks, values["DDP_RUN_DIR"])
-    nodes = _resolve(values, here, backend, arguments, ranks)
+    nodes = _resolve_ranks(values, here, backend, arguments, ranks)
     job = _job_of(values, here, arguments, ranks)
+
     step = Step(
         arguments.words,
         values.environ(environ),
@@ -94,7 +97,7 @@ def prepare(root: str, script: str, words: list[str], environ: dict[str, str]) -
 def _is_elastic(
     backend: Backend, arguments: Arguments, ranks: Layout, environ: dict[str, str]
 ) -> bool:
-    """Whether it is one torchrun a node, and nodes may come and go."""
+    """Whether the command is an elastic torchrun, and each node gets one."""
     if backend.is_in_place or not arguments.is_own_command:
         return False
     is_one_a_node = 1 < ranks.num_nodes == ranks.world_size
@@ -108,8 +111,8 @@ def _check_command(
     environ, command = here.environ, arguments.words[1:]
     has_gpus = bool(here.slurm.gpus_on_node) or count_gpus(environ) > 0
     foreign.check_launcher(command, ranks.world_size, environ, has_gpus=has_gpus)
-    # Where the ranks see what this script sees, it must be there. A login node, from which salloc
-    # starts ranks elsewhere, need not have it.
+    # Ranks that see the same files as this script need the program here. A login node, from which
+    # salloc starts ranks elsewhere, need not have it.
     is_seen = backend.is_in_place or (not backend.has_own_image and here.slurm.is_batch)
     if is_seen:
         foreign.check_program(command[0], here.node, environ)
@@ -118,7 +121,7 @@ def _check_command(
 def _resolve_run(
     values: Settings, here: Surroundings, arguments: Arguments, ranks: Layout
 ) -> RunDir:
-    """Resolve what concerns the run as a whole; its directory. Raises UsageError."""
+    """Resolve the settings of the run as a whole; return its directory. Raises UsageError."""
     job_id = here.slurm.name
     origin = "Slurm" if job_id else "no Slurm: time and process"
     job_id = job_id or time.strftime(f"local-%Y%m%dT%H%M%S-{os.getpid()}", time.gmtime())
@@ -143,10 +146,10 @@ def _resolve_run(
     return files
 
 
-def _resolve(
+def _resolve_ranks(
     values: Settings, here: Surroundings, backend: Backend, arguments: Arguments, ranks: Layout
 ) -> list[str]:
-    """Resolve all other settings; the nodes of the allocation. Raises UsageError."""
+    """Resolve the settings of the ranks; return the allocation's nodes. Raises UsageError."""
     environ = here.environ
     nodes = layout.order(values, backend.nodes(), ranks.num_nodes)
     rendezvous.resolve(values, backend, here, nodes[: ranks.num_nodes], is_restart=False)

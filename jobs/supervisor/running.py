@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jobs.supervisor.current import Current
 
 _STANDBY_S = 1.0
-"""How often it is looked whether ranks train."""
+"""How often to see whether the ranks train."""
 
 
 class Ran(NamedTuple):
@@ -48,13 +48,13 @@ class Ranks:
         """The step that runs."""
 
     def run(self) -> Ran:
-        """Run the ranks to their end. A signal that came before them starts none."""
+        """Run the ranks to their end; if a signal has come before, start none."""
         began_s = time.monotonic()
         if self._now.requests.stop_signal:
             return Ran(codes.STOPPED)
         try:
             self.step = step = self._start()
-        except UsageError as error:  # what was right at first, such as a mount
+        except UsageError as error:  # what was right at first is not now, such as a mount
             info(str(error))
             return Ran(codes.USAGE)
         except OSError as error:
@@ -62,8 +62,8 @@ class Ranks:
             info(problem("the ranks' step must be started", error, remedy))
             return Ran(codes.FAILED)
         guard, returns = Guard(self._now, step), Returns(self._now, step)
-        self.end_standby()  # if it does not fit: of a node that is lost its end may take seconds
-        prepare = self._loop.every(_STANDBY_S, lambda: self._prepare(prepare))
+        self.end_standby()  # one that did not fit; not before: on a lost node it may take seconds
+        prepare = self._loop.every(_STANDBY_S, lambda: self._prepare_standby(prepare))
         self._loop.run(guard.is_over)
         returns.stop()
         self._now.lost = tuple(node for node in self._now.lost if node not in returns.spare)
@@ -81,7 +81,7 @@ class Ranks:
         self._loop.call(lambda: self._backend.prepare(environ), until=is_stopped)
 
     def _start(self) -> RunningStep:
-        """Start the step, of ranks that wait already if they are where they are to be."""
+        """Start the step, from ranks that wait already if they are on the right nodes."""
         wanted, standby = self._now.step, None
         if self._standby and self._standby.fits(wanted):
             standby, self._standby = self._standby, None
@@ -89,8 +89,8 @@ class Ranks:
         grace_s = self._settings.number("DDP_GRACE")
         return kind(self._now, wanted, self._journal, grace_s=grace_s, standby=standby)
 
-    def _prepare(self, timer: Timer) -> None:
-        """Have the next attempt's ranks wait, as soon as this one's train."""
+    def _prepare_standby(self, timer: Timer) -> None:
+        """Start ranks that wait for the next attempt, as soon as this one's train."""
         if not self._journal.reports.has_trained:
             return
         timer.cancel()

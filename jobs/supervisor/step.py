@@ -28,9 +28,10 @@ _STARTING_S = 30
 _OTHERS_S = 8
 """How long the ranks in place may take to end after the first failure."""
 _AFTER_GRACE_S = 5
+"""How long processes may take to end beyond the grace of their ranks."""
 _POLL_S = 0.2
 _MAX_READ = 1 << 20
-"""Bytes in one turn of the loop."""
+"""Bytes to read in one turn of the loop."""
 
 
 class Receiver(Protocol):
@@ -51,11 +52,11 @@ class RunningStep:
     """All ranks of one attempt, from their start to their end.
 
     Args:
-        now: What starts it, and takes its output.
+        now: The job, whose backend starts the step and whose output takes what ranks print.
         step: What is started.
-        journal: Takes the reports that its output holds.
+        journal: Takes the reports that arrive on the step's standard output.
         grace_s: How long a rank may take to end.
-        standby: Its ranks, if they wait already.
+        standby: The ranks, if they wait already.
 
     """
 
@@ -86,21 +87,21 @@ class RunningStep:
 
     @property
     def failed_s(self) -> float | None:
-        """When it failed, and all of it has to end; None as long as it has not."""
+        """When the step failed, so that all of it has to end; None as long as it has not."""
         return self._journal.reports.failed_s
 
     @property
     def left(self) -> Collection[str]:
-        """Nodes that have left it, and without which it goes on."""
+        """Nodes that have left the step, which goes on without them."""
         return ()
 
     def lose(self, node: str, how: str) -> bool:
-        """Go on without a node, if it can."""
+        """Go on without a lost node; return whether the step can do that."""
         del node, how
         return False
 
     def kill(self) -> None:
-        """Kill what runs of it on every node that answers. It may take a while."""
+        """Kill the step's tasks on every node that answers. It may take a while."""
         for step_id in self._step_ids:
             self._backend.kill(step_id)
 
@@ -132,7 +133,7 @@ class RunningStep:
         self.code = self.code or codes.of_wait_status(process.returncode)
         # In place this is what srun --kill-on-bad-exit is under Slurm.
         if self.code and self._backend.is_in_place and not self._end_timers:
-            # Ranks that fail together have their moment to end by themselves.
+            # Ranks that fail together get a moment to end by themselves.
             for delay_s, number in ((_POLL_S, signal.SIGTERM), (_OTHERS_S, signal.SIGKILL)):
                 act = functools.partial(self.signal, number)
                 self._end_timers.append(self._loop.after(delay_s, act))
@@ -168,7 +169,7 @@ class RunningStep:
             self._fd = -1
 
     def close(self) -> None:
-        """Take what its processes wrote; nobody who holds the pipe is waited for."""
+        """Read the rest of the step's output, without waiting for processes that hold the pipe."""
         for timer in self._end_timers:
             timer.cancel()
         deadline_s = time.monotonic() + LAST_LINES_S
@@ -178,35 +179,35 @@ class RunningStep:
         self._backend.note_step(None)
 
     def end(self) -> None:
-        """End it, and wait for that."""
+        """End the step's processes, and wait until they have ended."""
         pids = [process.pid for process in self._running]
         processes.stop(pids, _AFTER_GRACE_S, self._loop.pause)
 
     # ---- signals
 
     def signal(self, number: int) -> None:
-        """Signal the processes that run: srun hands it to every agent; in place they are agents."""
+        """Signal what runs: srun, which signals every agent in turn, or in place the agents."""
         processes.send([process.pid for process in self._running], number)
 
     def ask_for_checkpoint(self) -> None:
-        """Hand SIGUSR1 on when every rank is up.
+        """Send SIGUSR1 as soon as every rank is up.
 
-        It ends an agent that has no handler for it yet. What is still starting has nothing to save,
-        and can wait.
+        It would end an agent that has no handler for it yet. A rank that is still starting has
+        nothing to save, and can wait.
         """
         deadline_s = time.monotonic() + _STARTING_S
 
-        def look() -> None:
+        def poll() -> None:
             num_up = self._journal.reports.num_started
             is_up = num_up >= self.world_size
             if self.is_over() or is_up or time.monotonic() >= deadline_s:
                 timer.cancel()
                 self.signal(signal.SIGUSR1)
 
-        timer = self._loop.every(_POLL_S, look)
+        timer = self._loop.every(_POLL_S, poll)
 
     def stop(self) -> None:
-        """End the ranks, as somebody asked."""
+        """End the ranks on request."""
         self.terminate()
 
     def ask_for_reports(self) -> None:
@@ -215,10 +216,9 @@ class RunningStep:
         self._loop.in_background(lambda: [*map(self._backend.ask_for_reports, step_ids)])
 
     def terminate(self) -> None:
-        """End the ranks, which get their grace.
+        """Send the ranks SIGTERM; their agents kill what has not ended after the grace.
 
-        Where the backend signals them itself, the processes that started them get the signal only
-        if they do not end: agents kill what has not ended after the grace.
+        Where the backend can signal the ranks, srun gets SIGTERM only if they outlive their grace.
         """
         if self._backend.is_in_place:
             self.signal(signal.SIGTERM)

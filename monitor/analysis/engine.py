@@ -52,9 +52,9 @@ def columns() -> frozenset[str]:
 
 
 def evaluate(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
-    """Evaluate all rules, or those that a live view's window allows; the worst finding first.
+    """Evaluate all rules, or those for a live view's window; return the worst finding first.
 
-    A GPU that got another index, as after a requeue, is one, with its last index.
+    A GPU that got another index, as after a requeue, counts as one GPU, with its last index.
     """
     at = thresholds or Thresholds()
     is_live = isinstance(run, Window)
@@ -70,7 +70,7 @@ def evaluate(run: Run, thresholds: Thresholds | None = None) -> list[Finding]:
 
 
 def _lasting(run: Run, found: Iterable[Finding]) -> Iterable[Finding]:
-    """Leave out findings that are over."""
+    """Leave out findings that ended some time before their GPU's newest sample."""
     newest_s: dict[object, float] = {}
     for series in run.gpus:
         if series.num_samples:
@@ -83,12 +83,12 @@ def _lasting(run: Run, found: Iterable[Finding]) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A rule that could not be evaluated on some nodes, and what these did not record."""
+    """A rule that could not be evaluated on some nodes, and the reading that they lack."""
 
     rule: str
     lacks: str
     hosts: tuple[str, ...]
-    """Empty: so on all nodes."""
+    """Empty: all nodes."""
 
 
 def skipped(run: Run) -> list[Skipped]:

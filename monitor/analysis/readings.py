@@ -1,4 +1,4 @@
-"""What rules read of a GPU's samples: how busy it was, stretches in which something held."""
+"""What rules use to read a GPU's samples: masks over samples, and stretches of time in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Samples one after the other: from `begin` on, up to and without `end`."""
+    """Consecutive samples: from `begin` up to, but not including, `end`."""
 
     begin: int
     end: int
@@ -81,9 +81,9 @@ def hosts(run: Run, column: str) -> list[GpuSeries]:
 
 
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
-    """Return which samples come after the start-up; all where there are no times.
+    """Return which samples lie after a start-up; all where there are no times.
 
-    Each start of the job has its own, and what comes after a pause of the log counts as one.
+    Each start of the job has a start-up, and so has the log after a gap.
     """
     if np.isnan(series.time_s).all():
         return np.ones(series.num_samples, np.bool_)
@@ -96,7 +96,7 @@ def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Where something held, one after the other: (stretches,) each."""
+    """All stretches in which something held, in order of time: an array of (stretches,) each."""
 
     begins: NDArray[np.intp]
     ends: NDArray[np.intp]
@@ -112,9 +112,9 @@ class Stretches:
         return self._at(int(self.durations_s.argmax())) if self.begins.size else None
 
     def worst(self, least_s: float, num_samples: int) -> tuple[Stretch | None, int]:
-        """Choose of those that lasted long enough: the one that holds to the end, else the longest.
+        """Choose among those that lasted long enough the one up to the end, else the longest.
 
-        Returns: it, None if there is none; and how many others there are.
+        Returns: that one, None if there is none; and how many others lasted long enough.
 
         """
         found = np.flatnonzero(self.durations_s >= least_s)
@@ -131,7 +131,7 @@ class Stretches:
 
 
 def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretches:
-    """Find samples one after the other in which `mask` holds; a gap ends a stretch.
+    """Find the stretches of samples in which `mask` holds; a gap ends a stretch.
 
     Args:
         mask: of each sample.
@@ -148,16 +148,16 @@ def stretches(mask: NDArray[np.bool_], steps_s: NDArray[np.floating]) -> Stretch
 
 
 def up_to_the_end(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return where something holds without a break up to the last sample."""
+    """Return which samples belong to a stretch that lasts up to the last one."""
     return np.logical_and.accumulate(mask[::-1])[::-1]
 
 
 def reaches(value: float, limit: float) -> bool:
-    """Whether something is there, and as large as a threshold, which may be 0."""
+    """Whether a value is above 0, and at least a threshold, which may be 0."""
     return value > 0 and value >= limit
 
 
 def share_pct(mask: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
-    """Return in what share of some samples something holds, in %; 0 of none."""
+    """Return the share of the samples `among` in which `mask` holds, in %; 0 if there are none."""
     total = int(among.sum())
     return 100 * int((mask & among).sum()) / total if total else 0.0

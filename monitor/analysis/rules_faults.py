@@ -32,7 +32,7 @@ _EXCLUDE = "exclude the node (sbatch --exclude) and report it to the administrat
 def _growth(
     counter: NDArray[np.floating] | None,
 ) -> tuple[float, NDArray[np.bool_] | None]:
-    """Return by how much a counter grew, and in which samples; one that falls was reset."""
+    """Return by how much a counter grew, and in which samples; where it falls it was reset."""
     if counter is None:
         return 0.0, None
     known = np.flatnonzero(~np.isnan(counter))
@@ -121,7 +121,7 @@ def _xid(run: Run, at: Thresholds) -> Iterator[Finding]:  # noqa: ARG001 - a rul
 
 
 def _logged(run: Run, kind: str) -> Iterator[tuple[LogEvent, Sequence[LogEvent]]]:
-    """Return what happened to each GPU: the first of a sort, and all of that sort."""
+    """Group the log's events of a kind by GPU and sort; return the first of each group, and all."""
     groups: dict[object, list[LogEvent]] = {}
     for event in run.log_events:
         if event.kind == kind:

@@ -10,6 +10,7 @@ from monitor.analysis import readings
 from monitor.analysis.rules import FACT, TIMES, rule
 from monitor.logs import gutil
 from monitor.words import MIB_PER_GIB, minutes
+from rundir.paths import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from monitor.analysis.thresholds import Thresholds
     from monitor.logs.series import GpuSeries, Run
 
-_SHM = "/dev/shm"  # noqa: S108 - its name, in words: nothing is written there
 _MIN_SAMPLES = 2  # that must be so full: one alone may be a reading's mistake
 
 
@@ -107,12 +107,12 @@ def _host_memory(run: Run, at: Thresholds) -> Iterator[Finding]:
         yield from _full(series, used_pct, at.host_memory_pct, "memory", fix)
 
 
-@rule("shm", f"{_SHM} is nearly full", needs=("shm",), thresholds=("shm_pct",))
+@rule("shm", f"{MEMORY} is nearly full", needs=("shm",), thresholds=("shm_pct",))
 def _shm(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.hosts(run, "shm"):
         fix = "a full one ends loaders with a bus error: fewer workers or prefetched batches, or a"
         fix += " larger /dev/shm"
-        yield from _full(series, series.values["shm"], at.shm_pct, _SHM, fix)
+        yield from _full(series, series.values["shm"], at.shm_pct, MEMORY, fix)
 
 
 @rule(

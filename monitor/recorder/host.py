@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from monitor.logs.sample import HostSample
 from monitor.watchdog.bounded import Bounded
+from rundir.paths import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,6 @@ PROC = "/proc"
 
 _KIB_PER_MIB = 1024
 _MIN_WINDOW_S = 0.1  # ticks of 10 ms: a share of less time than this means nothing
-_SHM = "/dev/shm"  # noqa: S108 - read, not written to
 _DISK_S = 10.0  # how often to ask a file system that lies perhaps on another machine
 _SLOW_S = 0.3  # adapters and disks may hang: the poll goes on without them
 _MEMORY = re.compile(rb"MemTotal:\s+(\d+) kB\n(?:.*\n)*?MemAvailable:\s+(\d+) kB")
@@ -122,7 +122,7 @@ class Host:
             mem_used_mib=self._mem_used_mib() if "h" in self._letters else None,
             ib_rx_mb_s=received,
             ib_tx_mb_s=sent,
-            shm_pct=used_pct(_SHM) if "d" in self._letters else None,
+            shm_pct=used_pct(MEMORY) if "d" in self._letters else None,
             disk_pct=disk_pct,
             mono_s=int(now_s) if "k" in self._letters else None,
         )

@@ -1,4 +1,4 @@
-"""A Docker engine, a base image that brings its own PyTorch, our image, and its squashfs file."""
+"""A host with a Slurm; a Docker engine, a base image with its own PyTorch, our image as a file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.container.slurm_host import Host
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE_DOCKERFILE = Path(__file__).with_name("base.Dockerfile")
@@ -132,3 +134,11 @@ def squashfs(image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert made.returncode == 0, made.stderr
     return file
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Generator[Host]:
+    """A host with a whole Slurm."""
+    made = Host(tmp_path / "host")
+    yield made
+    made.close()

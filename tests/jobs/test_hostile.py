@@ -244,7 +244,7 @@ def test_no_space_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Lock, "_own", fail)
     lock = Lock(str(run_dir), "1", None, job="", restarts="0", grace_s=25)
     with pytest.raises(UsageError, match="is the disk full"):
-        lock.take(time.sleep, lambda: False, may_wait=True, tell_every_s=1)
+        lock.take(time.sleep, lambda: False, may_wait=True, report_every_s=1)
     assert list(run_dir.iterdir()) == []
 
 
@@ -273,7 +273,7 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "link", fail)
     lock = Lock(str(run_dir), "1", None, job="", restarts="0", grace_s=25)
     with pytest.raises(UsageError, match="can make hard links; found Operation not permitted"):
-        lock.take(time.sleep, lambda: False, may_wait=False, tell_every_s=1)
+        lock.take(time.sleep, lambda: False, may_wait=False, report_every_s=1)
     assert list(run_dir.iterdir()) == []
 
 

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import signal
 import socket
 import subprocess
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
-
-from jobs.backends import containers
-from tests.conftest import Cluster
-from tests.jobs.alive import carriers
 
 pytestmark = pytest.mark.slow
 
@@ -170,7 +162,8 @@ def test_in_the_container_with_a_client(slurm: Scripts) -> None:
     assert "--container" not in result.step
 
 
-def _show_job(slurm: Scripts, fields: str, *hosts: str) -> None:
+def show_job(slurm: Scripts, fields: str, *hosts: str) -> None:
+    """Let scontrol show these fields of the job, which has these nodes."""
     names = " ".join(hosts)
     job = f"JobId=4242\n   {fields}\n   Command=/nowhere/prelaunch.sh"
     slurm.fake(
@@ -180,11 +173,11 @@ def _show_job(slurm: Scripts, fields: str, *hosts: str) -> None:
 
 def test_in_the_container_relative_paths_are_the_jobs(slurm: Scripts) -> None:
     """The nested srun inherits ./ddp.sqsh, which is relative to where the job was submitted."""
-    _show_job(slurm, "WorkDir=/home/a b\n   Comment=x", HOST, "other")
+    show_job(slurm, "WorkDir=/home/a b\n   Comment=x", HOST, "other")
     image = {PYXIS: "./ddp.sqsh", "DDP_OUT": MOUNTED}
     result = slurm.run("prelaunch.sh", "--dry-run", **image)
     assert "'--chdir=/home/a b'" in result.step
-    _show_job(slurm, f"WorkDir={slurm.directory}", HOST, "other")
+    show_job(slurm, f"WorkDir={slurm.directory}", HOST, "other")
     assert "--chdir" not in slurm.run("prelaunch.sh", "--dry-run", **image).step
 
 
@@ -223,7 +216,7 @@ OWNER = f"UserId=somebody({SOMEBODY}) GroupId=group1({A_GROUP})"
 def test_in_the_container_as_root_the_script_becomes_the_jobs_user(slurm: Scripts) -> None:
     """Remapped to root, srun and sbatch are root to Slurm, which takes nothing from them."""
     slurm.fake("df", "printf 'Type Mounted\\next4 /home\\n'")
-    _show_job(slurm, OWNER, HOST, "other")
+    show_job(slurm, OWNER, HOST, "other")
     command = ("--", "bash", "-c", 'echo "$JOB_ID $(id -u):$(id -g) $1"', "_", "a b")
     result = slurm.run("prelaunch.sh", *command, **{PYXIS: "/x.sqsh"}, JOB_ID="mine")
     assert result.code == 0, result.err
@@ -234,7 +227,7 @@ def test_in_the_container_as_root_the_script_becomes_the_jobs_user(slurm: Script
 def test_in_the_container_as_root_slurm_takes_no_step(slurm: Scripts) -> None:
     """Where the image or the kernel cannot make us the job's user: what to add."""
     slurm.fake("unshare", "exit 1")
-    _show_job(slurm, OWNER, HOST, "other")
+    show_job(slurm, OWNER, HOST, "other")
     result = slurm.run("prelaunch.sh", "--", "true", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
     assert result.code == 64
     assert "--no-container-remap-root" in result.err
@@ -245,7 +238,7 @@ def test_in_the_container_as_root_on_one_node(scripts: Scripts) -> None:
     """No step is needed there: the ranks start in place."""
     scripts.fake_slurm(HOST)
     scripts.fake("unshare", "exit 1")
-    _show_job(scripts, OWNER, HOST)
+    show_job(scripts, OWNER, HOST)
     result = scripts.run("prelaunch.sh", "--dry-run", **{PYXIS: "/x.sqsh"}, DDP_OUT=MOUNTED)
     assert "srun" not in result.step
     assert result.setting("WORLD_SIZE") == "2"
@@ -306,139 +299,3 @@ def test_in_the_image_its_own_python_runs_the_ranks(scripts: Scripts) -> None:
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     result = scripts.run("launcher.sh", **image, **place, MASTER_ADDR="a", MASTER_PORT="1")
     assert "the image runs -P -m trainer" in result.out
-
-
-class Attempts(NamedTuple):
-    """A job with DDP_IMAGE whose command fails once and is started again."""
-
-    scripts: Scripts
-
-    def run(self, pyxis: str, *, num_up: int = 1, **env: str) -> Result:
-        """Run it where plugstack.conf has these arguments and one rank of `num_up` comes up."""
-        scripts, image = self.scripts, self.scripts.directory / "ddp.sqsh"
-        image.write_text("hsqs")
-        conf = scripts.directory / "slurm.conf"
-        conf.write_text("PluginDir=/usr/lib/slurm\n")
-        (scripts.directory / "plugstack.conf").write_text(f"required spank_pyxis.so {pyxis}\n")
-        settings = {"DDP_IMAGE": str(image), "SLURM_CONF": str(conf), "DDP_MAX_RESTARTS": "1"}
-        settings |= {"SLURM_NTASKS": str(num_up), "TMPDIR": str(scripts.directory)}
-        return scripts.run("prelaunch.sh", "--", "false", **settings, **env)
-
-    def options(self, name: str, num_steps: int = 2) -> list[str]:
-        """What the steps of launchers were given for an option, in their order."""
-        lines = (self.scripts.directory / "srun.calls").read_text().splitlines()
-        found = [re.findall(rf"--{name}=(\S*)", line) for line in lines if "launcher.sh" in line]
-        assert len(found) == num_steps
-        return [value for values in found for value in values]
-
-
-@pytest.fixture
-def attempts(scripts: Scripts) -> Attempts:
-    """With an srun that starts rank 0 and no container."""
-    scripts.fake_slurm(HOST)
-    scripts.fake(
-        "srun",
-        f"""if [[ $1 == --help ]]; then echo --container-image; exit; fi
-        echo "$*" >>'{scripts.directory}/srun.calls'
-        while [[ $1 == -* ]]; do shift; done
-        if [[ $1 != */launcher.sh ]]; then exec "$@"; fi
-        export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_ID=0
-        export SLURM_STEP_NUM_TASKS=$SLURM_NTASKS SLURM_STEP_TASKS_PER_NODE=$SLURM_NTASKS
-        exec {scripts.root}/jobs/launcher.sh "${{@:2}}" """,
-    )
-    return Attempts(scripts)
-
-
-def test_a_restart_uses_the_container_that_is_there(attempts: Attempts) -> None:
-    """Unpacked once; never attached to what is left of the last attempt."""
-    result = attempts.run("container_scope=job")
-    first, second = attempts.options("container-name")
-    assert first == second
-    launch_id = result.of("settings")[0]["settings"]["DDP_LAUNCH_ID"]["value"]
-    assert first == f"ddp-{launch_id}:no_exec"
-
-
-def test_a_node_that_may_have_unpacked_half_of_it(attempts: Attempts) -> None:
-    """One of two ranks never came up: the next attempt's container has another name."""
-    attempts.run("container_scope=job", num_up=2)
-    first, second = attempts.options("container-name")
-    assert first != second
-
-
-@pytest.mark.parametrize(
-    ("pyxis", "image", "reuse"),
-    [
-        (["use_squashfuse=1"], "./ddp.sqsh", (False, True)),
-        (["use_squashfuse=1"], "debian", (False, False)),
-        (["use_squashfuse=1", "container_scope=job"], "debian", (True, True)),
-        (["use_squashfuse=1", "importer=/opt/importer"], "debian", (False, True)),
-    ],
-)
-def test_a_registrys_image_is_not_mounted(
-    pyxis: list[str], image: str, reuse: tuple[bool, bool]
-) -> None:
-    """Ranks that wait would have each node fetch and unpack it once more."""
-    here: Any = SimpleNamespace(environ={})
-    assert containers._reuse(here, image, pyxis) == reuse  # noqa: SLF001 -- else it takes a job
-
-
-@pytest.mark.parametrize("num_up", [1, 2])
-def test_the_preflight_unpacks_for_the_ranks(attempts: Attempts, num_up: int) -> None:
-    """Unless a node did not come up: it may have unpacked half of the image."""
-    scripts, text = attempts.scripts, attempts.scripts.directory / "reports"
-    ups = [{"event": "rank_up", "attempt": 1, "rank": rank} for rank in range(num_up)]
-    text.write_text("".join(f"\x1eddp n{up['rank']}.1 1/1 {json.dumps(up)}\n" for up in ups))
-    real = scripts.directory / "fake-bin" / "srun"
-    real.rename(real.with_name("srun.ranks"))
-    shown = f'echo "$*" >>{scripts.directory}/srun.calls; cat {text}; exit'
-    scripts.fake("srun", f'[[ ${{DDP_PREFLIGHT_STEP-}} ]] && {{ {shown}; }}\nexec "$0.ranks" "$@"')
-    _show_job(scripts, "X=1", HOST, "other")
-    nodes = {"SLURM_JOB_NUM_NODES": "2", "MASTER_ADDR": "10.9.8.7", "DDP_PREFLIGHT": "1"}
-    scripts.fake("sbcast", 'cp -- "$2" "$3"')
-    attempts.run("container_scope=job", num_up=2, DDP_STAGE_IMAGE="1", **nodes)
-    preflight, first, _ = attempts.options("container-name", 3)
-    assert (preflight == first) is (num_up == 2)
-    (local,) = {*attempts.options("container-image", 3)}
-    os.kill(*carriers(local), signal.SIGTERM)
-
-
-@pytest.mark.parametrize(
-    ("pyxis", "env"),
-    [
-        ("", {}),
-        ("container_scope=global", {}),
-        ("container_scope=job use_squashfuse=1", {}),
-        ("container_scope=job", {"PYXIS_CONTAINER_NAME": "mine"}),
-        ("container_scope=job", {"PYXIS_CONTAINER_WRITABLE": "1"}),
-    ],
-)
-def test_no_name_of_ours(attempts: Attempts, pyxis: str, env: dict[str, str]) -> None:
-    """Nobody would remove it after the job, nothing is unpacked, or it is the user's own."""
-    attempts.run(pyxis, **env)
-    assert attempts.options("container-name") == []
-
-
-def test_the_image_is_copied_to_the_nodes(attempts: Attempts) -> None:
-    """Once a job, by a name nobody can guess; Slurm's SIGTERM at the end removes the copy."""
-    directory = attempts.scripts.directory
-    attempts.scripts.fake("sbcast", f'echo >>\'{directory}/sbcast.calls\'; cp -- "$2" "$3"')
-    attempts.run("", DDP_STAGE_IMAGE="1")
-    (image,) = {*attempts.options("container-image")}
-    local = directory / image.removeprefix(f"{directory}/")
-    assert re.fullmatch(r"ddp-4242-[0-9a-f]{16}\.sqsh", local.name)
-    assert (directory / "sbcast.calls").read_text() == "\n"
-    (pid,) = carriers(str(local))
-    assert local.read_text() == "hsqs"
-    os.kill(pid, signal.SIGTERM)
-    Cluster.until(lambda: not local.exists(), 10, "the copy is removed")
-
-
-def test_an_image_that_cannot_be_copied(attempts: Attempts) -> None:
-    """One line says so, half a copy is removed, and the ranks read the shared file."""
-    directory = attempts.scripts.directory
-    attempts.scripts.fake("sbcast", 'echo >"$3"; echo "sbcast: error: No space left" >&2; exit 1')
-    result = attempts.run("", DDP_STAGE_IMAGE="1")
-    assert attempts.options("container-image") == [str(directory / "ddp.sqsh")] * 2
-    (line,) = [line for line in result.err.splitlines() if "No space left" in line]
-    assert f"warning: the image is read from {directory}/ddp.sqsh" in line
-    Cluster.until(lambda: not [*directory.glob("ddp-4242*")], 10, "it is removed")

@@ -130,7 +130,7 @@ def test_who_waits_for_hours_asks_ever_less(
     answers, paused = [owner] * 8 + [""], list[float]()
     monkeypatch.setattr(Lock, "attempt", lambda _self: answers.pop(0))
     lock = Lock(str(tmp_path), "local.1.7", None, job="", restarts="0", grace_s=25)
-    lock.take(paused.append, lambda: False, may_wait=True, tell_every_s=9999)
+    lock.take(paused.append, lambda: False, may_wait=True, report_every_s=9999)
     assert paused == delays
 
 

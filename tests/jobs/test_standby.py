@@ -219,7 +219,7 @@ def test_a_run_goes_on_where_none_can_be_started() -> None:
     now: Any = Named(plan=plan, settings=settings, loop=None, step=step)
     now.journal, now.counters = Named(reports=reports), Named(restarts=0)
     ranks = Ranks(now)
-    ranks._prepare(Timer(0, start))  # noqa: SLF001 -- else it takes a training
+    ranks._prepare_standby(Timer(0, start))  # noqa: SLF001 -- else it takes a training
     ranks.end_standby()
 
 

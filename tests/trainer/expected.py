@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-from trainer.__main__ import _share_out
+from trainer.__main__ import plan_shares
 from trainer.distributed.mesh import Mesh, _open_axes
 from trainer.environment import Ranks
 from trainer.loop.expected_memory import Demand
@@ -27,7 +27,7 @@ def expected(world_size: int, options: list[str]) -> int:
     config = parse(options)
     workload = build_workload(config)
     ranks = Ranks(world_size=world_size, local_world_size=min(world_size, 8))
-    layout, batches = _share_out(config, ranks, workload)
+    layout, batches = plan_shares(config, ranks, workload)
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     axes = _open_axes(layout, torch.device("cpu")) if layout.is_sharded else None
     plan = workload.parallel_plan()

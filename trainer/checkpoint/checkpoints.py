@@ -82,15 +82,15 @@ class Checkpoints:
         self._newest: TrainState | None = None
         """What the newest checkpoint holds, be it complete or being written."""
         self.damaged: list[str] = []
-        """The names of those that were found damaged."""
+        """The names of checkpoints that were found damaged."""
         self.branch: dict[int, Path] = {}
-        """What this start began from and what it has saved since, by step, rising."""
+        """The checkpoint that this start began from and those it has saved, by step, rising."""
         self.latest_step: int | None = None
-        """The last complete one of this run that this process knows of."""
+        """The step of the run's last complete checkpoint that this process knows of."""
         self.last_seconds: float | None = None
-        """How long the last complete one took, from the first copy to the pointer."""
+        """How long the last complete checkpoint took, from the first copy to the pointer."""
         self.failure: str | None = None
-        """Why the last one could not be written; None if it could."""
+        """Why the last checkpoint could not be written; None if it could."""
         if mesh.ranks.is_main:
             self.folder.open()
         mesh.barrier()  # no rank writes before the leftovers are gone
@@ -99,9 +99,9 @@ class Checkpoints:
     # ---- saving ----------------------------------------------------------------------------------
 
     def save(self, tensors: Mapping[str, Tensor], state: TrainState, *, is_best: bool) -> None:
-        """Take a checkpoint, all ranks together; where nothing is new, only `best` moves.
+        """Take a checkpoint, all ranks together; where nothing is new, only move `best`.
 
-        Waits for the one before. What fails is reported, and the training goes on; see `wait`.
+        Waits for the checkpoint before. A failure is reported, and training goes on; see `wait`.
         """
         began_s = time.monotonic()
         if state == self._newest:
@@ -139,7 +139,7 @@ class Checkpoints:
         return copies
 
     def is_due(self) -> bool:
-        """Whether the last one is older than the interval, by rank 0's clock alone."""
+        """Whether the last checkpoint is older than the interval; only rank 0 says so."""
         is_old = time.monotonic() - self._last_s >= self._interval_s > 0
         return is_old and self.mesh.ranks.is_main
 
@@ -170,7 +170,7 @@ class Checkpoints:
         )
 
     def _has_space(self, step: int) -> bool:
-        """Ask before writing; all ranks take rank 0's answer."""
+        """Whether the disk has room, by rank 0's answer. All ranks call this together."""
         needed = self._plan.num_bytes * _SPACE_MARGIN + _SPACE_MARGIN_BYTES
         free = 0.0
         if self.mesh.ranks.is_main:
@@ -260,7 +260,7 @@ class Checkpoints:
         `latest` must name something; `best` the best one of this branch, not of what comes after.
         """
         own = self.folder.path_of(state.step)
-        # A user may write a path in many ways. Rank 0 compares: no other node may see it otherwise.
+        # A path can be written in many ways, and other nodes may resolve it otherwise: rank 0 does.
         if not self.group.share(path.resolve() == own.resolve()):
             self._continue_from(state.step, path)
             self._newest = self.latest_step = None

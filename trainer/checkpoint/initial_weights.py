@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from rundir.text import counted
 from trainer.checkpoint import loading
-from trainer.checkpoint.layout import MODEL, SAFETENSORS, find
+from trainer.checkpoint.lookup import SAFETENSORS, find
+from trainer.checkpoint.tensor_names import MODEL
 from trainer.errors import UserError, short_line
 from trainer.parallel.initialise import keep_own_part
 from trainer.workloads.llama_hf import StoredWeights, is_hugging_face, read_shape

@@ -17,8 +17,9 @@ import torch
 from rundir import plain
 from trainer.checkpoint import manifest
 from trainer.checkpoint.host_copies import is_out_of_memory
-from trainer.checkpoint.layout import MODEL, STATE_FILE
+from trainer.checkpoint.layout import STATE_FILE
 from trainer.checkpoint.manifest import DamagedError, UnknownError, UnreadableError, is_unreadable
+from trainer.checkpoint.tensor_names import MODEL
 from trainer.checkpoint.train_state import State
 from trainer.errors import RunFailedError, UserError, causes, short_line
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rundir.paths import step_of
-from trainer.checkpoint.layout import incomplete, requested
 from trainer.checkpoint.loading import list_together, read_together
+from trainer.checkpoint.lookup import incomplete, requested
 from trainer.checkpoint.tensors import destinations, restore_rank, restore_tensors
 from trainer.checkpoint.train_state import differences
 from trainer.data import generators

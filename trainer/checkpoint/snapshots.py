@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rundir.paths import snapshots_prefix
+from rundir.paths import MEMORY, snapshots_prefix
 from trainer.checkpoint import manifest, saving
 from trainer.checkpoint.host_copies import missing_memory
-from trainer.checkpoint.layout import LOSS_SUM, of_rank
 from trainer.checkpoint.loading import Stored
 from trainer.checkpoint.process_group import ProcessGroup
 from trainer.checkpoint.shards import divide, local_of, num_local_bytes, part_of
@@ -35,6 +34,7 @@ from trainer.checkpoint.snapshot_files import (
     name_of,
     view,
 )
+from trainer.checkpoint.tensor_names import LOSS_SUM, of_rank
 from trainer.checkpoint.train_state import State
 from trainer.distributed import host_memory
 from trainer.errors import UserError, short_line
@@ -48,13 +48,12 @@ if TYPE_CHECKING:
     from trainer.distributed.mesh import Mesh
     from trainer.telemetry.events import EventLog
 
-MEMORY = Path("/dev/shm")  # noqa: S108 -- the directory in it is checked to be ours
 _EVENT_INTERVAL_S = 60
 _REMEDY = "give the job more memory, or a larger /dev/shm"
 
 
 class Snapshots:
-    """Those of a run, as one rank works with them. Every method is called by all ranks together."""
+    """The snapshots of a run, as one rank works with them. All ranks call each method together."""
 
     def __init__(  # noqa: PLR0913 -- all of it by name
         self,
@@ -65,7 +64,7 @@ class Snapshots:
         launch_id: str,
         run_dir: Path,
         state_of: Callable[[TrainState], State],
-        memory: Path = MEMORY,
+        memory: Path = Path(MEMORY),
         num_free_bytes: Callable[[], int] = host_memory.num_free_bytes,
     ) -> None:
         self.every = every
@@ -78,9 +77,12 @@ class Snapshots:
         self._peers = [r for r, node in enumerate(mesh.nodes) if node == mesh.nodes[self._rank]]
         self._keepers = keepers(mesh.nodes)
         self._kept = [rank for rank, keeper in self._keepers.items() if keeper == self._rank]
+        """Ranks of another node whose snapshots this rank keeps, too."""
         self._shapes: dict[str, torch.Size] = {}
         self._parts: list[dict[str, Any]] = []
+        """What this rank copies, and where each part lies in its file."""
         self._held: dict[str, tuple[list[int], str]] = {}
+        """Shape and type of each tensor that this rank has, also of those that others copy."""
         self._good: dict[int, int] = {}
         """Of each rank whose files this one writes: the slot of its last complete one."""
         self._num_bytes = 0
@@ -125,10 +127,11 @@ class Snapshots:
     def take(
         self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], state: TrainState
     ) -> None:
-        """Begin to copy the state; a thread does that. Waits for the one before.
+        """Begin a snapshot, which a thread completes; first wait for the one before.
 
-        Of what ranks have in common, `shared`, one of a node copies each tensor, and that may not
-        change before `wait_for_copy`, so a step's update waits. `own` is copied at once.
+        `own` is copied at once. Of `shared`, which ranks have in common, one rank of a node copies
+        each tensor, in the thread: it may not change until `wait_for_copy` returns, for which a
+        step's update waits.
         """
         self.wait()
         if not self.every:
@@ -158,7 +161,7 @@ class Snapshots:
         self._thread.start()
 
     def wait_for_copy(self) -> None:
-        """Wait until weights and the optimizer's state are copied. Only this rank waits."""
+        """Wait until weights and the optimizer's state are copied; other ranks need not call."""
         self._is_copied.wait()
 
     def wait(self) -> None:
@@ -328,13 +331,13 @@ class Snapshots:
         return tensors, state.position
 
     def clear(self) -> None:
-        """Make all of them void: the run goes back behind them."""
+        """Make all snapshots void: the run goes back to a step before them."""
         self.wait()
         if self.every:
             self._files.keep_only(None)
 
     def close(self) -> None:
-        """Remove them: a checkpoint holds as much."""
+        """Remove all snapshots: a checkpoint on disk holds as much."""
         self.wait()
         if self.every:
             self._files.remove()

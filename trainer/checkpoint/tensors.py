@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rundir.text import counted
-from trainer.checkpoint.layout import (
+from trainer.checkpoint.tensor_names import (
     GENERATORS,
     LOSS_SUM,
     MODEL,

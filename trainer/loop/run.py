@@ -40,7 +40,7 @@ from trainer.text import warn
 from trainer.workloads.checks import test_data_of, train_data_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Callable, Mapping, MutableMapping
     from pathlib import Path
     from socket import socket
 
@@ -56,16 +56,17 @@ if TYPE_CHECKING:
     from trainer.parallel.layout import Layout
     from trainer.telemetry.heartbeat import Heartbeat
     from trainer.workloads.base import Workload
+    from trainer.workloads.checks import Data
 
-_ALONE_S = 5.0
-"""How long a rank waits for the others once it is asked to stop: without them it saves nothing."""
+_GRACE_ALONE_S = 5.0
+"""The longest grace of a rank that still waits for the others: it has nothing to save yet."""
 
 
 @dataclass(kw_only=True)
 class Run:
-    """What was requested, all of it checked; builds the components, trains, reports the end.
+    """A run whose options and input are checked: builds the components, trains, reports the end.
 
-    What was not reached yet is None, so that a failure at any point can still be reported.
+    A component that is not built yet is None, so that a failure at any point can be reported.
     """
 
     config: Config
@@ -86,7 +87,7 @@ class Run:
 
     @property
     def has_begun(self) -> bool:
-        """Whether steps may have been done: from there on each rank sees samples of its own."""
+        """Whether steps may have been taken: from there on each rank sees samples of its own."""
         return self._loop is not None
 
     def execute(self, env: MutableMapping[str, str]) -> bool:
@@ -95,7 +96,8 @@ class Run:
         Raises UserError for input that turns out to be wrong, before anything is written.
         """
         settings, config = self.settings, self.config
-        self._allow(_ALONE_S if settings.grace_s is None else min(settings.grace_s, _ALONE_S))
+        grace_s = _GRACE_ALONE_S if settings.grace_s is None else settings.grace_s
+        self._allow(min(grace_s, _GRACE_ALONE_S))
         if config.deterministic:
             be_deterministic(env)
         remember(config, config.out or settings.run_dir, env)
@@ -154,21 +156,13 @@ class Run:
         self._collectives = FlightRecorder(
             config, directory.path / paths.DEBUG, self.ranks.rank, mesh.backend
         )
-        resume = self._resume(mesh, trained, num_train, directory)
+        resume = self._build_resume(mesh, trained, num_train, directory)
         self.heartbeat.collective(LOAD)
         check_fabric(mesh, env, directory.events)
-        resumed = self._resumed(resume, fresh, directory)
+        resumed = self._restore(resume, fresh, directory)
         if self.ranks.is_main:
-            self._greet(mesh, trained, resumed.state, learning_rate.total_steps, directory)
-        batches = partial(
-            build_batches,
-            plan=plan,
-            seed=resumed.state.seed,
-            device=mesh.device,
-            num_workers=config.num_workers,
-            cp=mesh.layout.cp,
-            cp_rank=mesh.layout.coordinates(mesh.ranks.rank)["cp"],
-        )
+            self._announce(mesh, trained, resumed.state, total_steps, directory)
+        batches = self._batches(mesh, resumed.state.seed)
         test = None if test_data is None else batches(test_data)
         consensus = StopConsensus(
             mesh, self.stop, self.heartbeat, wants_save=resume.checkpoints.is_due
@@ -204,9 +198,10 @@ class Run:
         # Without --epochs, the steps alone decide when to end.
         return min(total_steps, config.max_steps) if config.epochs else config.max_steps
 
-    def _resume(
+    def _build_resume(
         self, mesh: Mesh, trained: TrainedModel, num_train: int, directory: RunDirectory
     ) -> Resume:
+        """Build what loads and saves the run's state: its checkpoints and snapshots."""
         config = self.config
         identity = identity_of(config, num_train, self.workload.resolved())
         self._checkpoints = Checkpoints(
@@ -237,7 +232,8 @@ class Run:
             elsewhere=trained.elsewhere,
         )
 
-    def _resumed(self, resume: Resume, fresh: TrainState, directory: RunDirectory) -> Resumed:
+    def _restore(self, resume: Resume, fresh: TrainState, directory: RunDirectory) -> Resumed:
+        """Load what --resume asks for, or begin afresh. Raises UserError, leaving no run behind."""
         try:
             return resume(self.config.resume, fresh)
         except UserError:
@@ -245,7 +241,7 @@ class Run:
                 directory.abandon()
             raise
 
-    def _greet(
+    def _announce(
         self,
         mesh: Mesh,
         trained: TrainedModel,
@@ -253,7 +249,7 @@ class Run:
         total_steps: int,
         directory: RunDirectory,
     ) -> None:
-        """On rank 0: print what begins, and open what it is reported to."""
+        """On rank 0: print what begins, and open the sinks of its metrics."""
         print(
             f"trainer: {mesh.describe()}, {counted(trained.num_parameters, 'parameter')}, "
             f"seed {state.seed}, steps {state.step} to {total_steps}, "
@@ -268,6 +264,18 @@ class Run:
             tensorboard=self.config.tensorboard,
         )
 
+    def _batches(self, mesh: Mesh, seed: int) -> Callable[[Data], Batches]:
+        """Return what makes this rank's batches of a data set."""
+        return partial(
+            build_batches,
+            plan=self.plan,
+            seed=seed,
+            device=mesh.device,
+            num_workers=self.config.num_workers,
+            cp=mesh.layout.cp,
+            cp_rank=mesh.layout.coordinates(mesh.ranks.rank)["cp"],
+        )
+
     def _evaluation(
         self, trained: TrainedModel, test: Batches | None, mesh: Mesh, consensus: StopConsensus
     ) -> Evaluation | None:
@@ -275,7 +283,7 @@ class Run:
             return None
         return Evaluation(
             workload=self.workload,
-            # A stage is none: it has outputs only together with the others.
+            # A pipeline's stage alone has no outputs: they come from all stages together.
             model=trained.model if mesh.layout.pp == 1 else trained.train_model,
             test=test,
             precision=self.config.precision,

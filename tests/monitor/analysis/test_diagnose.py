@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,18 +22,13 @@ from monitor.logs.log_events import LogEvent
 from monitor.logs.sample import GpuSample, HostSample, Row
 from monitor.report import findings as findings_text
 from rundir import xids
-from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, at, first, gpu, mark, run
+from tests.monitor.made_runs import NUM_SAMPLES, at, first, gpu, mark, run
 from tests.monitor.unread import run_unread
 
 REPOSITORY = Path(__file__).parents[3]
 SHARED = REPOSITORY.parent / "shared" / "dmon"
 NOON = datetime(2026, 11, 21, 12)  # noqa: DTZ001
 Written = Callable[..., Path]
-
-
-def text(looked_at: series.Run, width: int = 100) -> str:
-    """What a person reads."""
-    return "\n".join(findings_text.lines(looked_at, evaluate(looked_at), width))
 
 
 @pytest.fixture
@@ -217,38 +211,6 @@ def test_the_page_of_the_manual_has_the_list_of_rules() -> None:
     assert output in page
 
 
-@pytest.mark.slow
-def test_many_nodes_fold_into_a_line() -> None:
-    """512 nodes that are alike are one finding to read; one that is not stands out."""
-    nodes = [
-        gpu(index, f"gpu{node:03}", sm=at(first(40 if node == 7 else 20), 0, 95))
-        for node in range(1, 513)
-        for index in range(2)
-    ]
-    looked_at = run(*nodes, gpu(0, "login", sm=at(first(20), 0, 95)), gpu(1, "login"))
-    output = text(looked_at)
-    assert "WARNING  idle: gpu[001-512], all GPUs; login GPU 0, 2026-09-21" in output
-    assert "worst, gpu007 GPU 0: idle for 10 min at a stretch" in output
-    assert len(output.splitlines()) < 12
-
-
-def test_of_several_jobs_each_finding_names_its_own() -> None:
-    """As where a directory of logs is named."""
-    several = run(gpu(0, "n1", "7", disk=99), gpu(0, "n1", "8", disk=99), gpu(1, "n2", "8"))
-    output = text(several)
-    assert "WARNING  disk: job 7, n1, 2026" in output
-    assert "WARNING  disk: job 8, n1, 2026" in output
-    assert "disk: n1, 2026" in text(run(gpu(disk=99)))
-
-
-def test_faults_of_different_numbers_are_not_folded() -> None:
-    """An XID must not hide behind another."""
-    events = tuple(mark("xid", i, xid=xid) for i, xid in enumerate(("79", "48", "79")))
-    output = text(run(*(gpu(i) for i in range(4)), log_events=events))
-    assert "ERROR    xid: n1 GPU 0,2" in output
-    assert "ERROR    xid: n1 GPU 1" in output
-
-
 def test_the_worst_comes_first() -> None:
     """Errors, warnings, hints; of a rule the heaviest, in the order of the rules."""
     looked_at = run(
@@ -267,20 +229,6 @@ def test_the_worst_comes_first() -> None:
     ]
 
 
-def test_scattered_nodes_and_narrow_terminals() -> None:
-    """A line is never wider than the terminal, whatever the names."""
-    names = [f"rack{node * 7 % 100}-node{node}" for node in range(0, 90, 3)]
-    looked_at = run(*(gpu(0, name, disk=99) for name in names))
-    output = text(looked_at, 40)
-    assert "30 nodes of rack" in output
-    assert max(map(len, output.splitlines())) <= 40
-    odd = run(*(gpu(0, f"node{n}", disk=99) for n in range(1, 200, 2)))
-    assert "100 nodes of node1 to node199" in text(odd)
-    assert f"disk: {'n' * 61}, " in text(run(gpu(0, "n" * 61, disk=99)))
-    sorts = run(*(gpu(g, f"n{n}", sm=0 if g <= n else 95) for n in range(7) for g in range(9)))
-    assert "and on 3 more nodes" in text(sorts)
-
-
 def test_without_times_rules_that_need_them_are_skipped(tmp_path: Path) -> None:
     """As of `nvidia-smi dmon` without `-o`: nothing found is not all well."""
     path = tmp_path / "dmon.gutil"
@@ -289,41 +237,6 @@ def test_without_times_rules_that_need_them_are_skipped(tmp_path: Path) -> None:
     whole = series.load([str(path)])
     assert evaluate(whole) == []
     assert [one.rule for one in skipped(whole) if one.lacks == "times"] == ["hung", "idle", "gap"]
-
-
-def test_skipped_rules_are_reported_by_node() -> None:
-    """One log with a column does not speak for another that lacks it."""
-    both = run(gpu(host="n1", disk=10), gpu(host="n2"))
-    (lack,) = [one for one in skipped(both) if one.rule == "disk"]
-    assert (lack.lacks, lack.hosts) == ("disk", ("n2",))
-    assert "no disk on 1 of 2 nodes: disk" in text(both)
-    assert "no disk: disk" in text(run(gpu()))
-    silent = run(gpu(**dict.fromkeys(("sm", "pwr", "gtemp", "fb"), float("nan"))))
-    assert "lost" not in {one.rule for one in skipped(silent)}
-    assert "lost" in {one.rule for one in evaluate(silent)}
-    assert "idle" in {one.rule for one in skipped(silent)}
-    for facts, events, is_blind in (
-        ({}, (), True),
-        ({"events": "none: no GPU"}, (), True),
-        ({"events": "watched on 1 of 1 GPUs"}, (), False),
-        ({}, (mark("xid", xid="79"),), False),
-    ):
-        watched = run(gpu(facts=facts), log_events=events)
-        assert ("xid" in {one.rule for one in skipped(watched)}) == is_blind
-    trained = run(gpu(), metrics=({"step": 1},))
-    assert "data" not in {one.rule for one in skipped(trained)}
-
-
-def test_a_run_of_metrics_alone_and_an_empty_one() -> None:
-    """No monitor ran: the trainer's own numbers are read."""
-    time = datetime.fromtimestamp(BEGIN_S, UTC).isoformat()
-    waiting: list[dict[str, Any]] = [
-        {"time": time, "step": i, "data_wait_pct": 50} for i in "12345"
-    ]
-    output = text(run(metrics=tuple(waiting)))
-    assert "WARNING  data: the job, 2026-09-21 14:13:20\n" in output
-    assert "0 GPUs on 0 nodes" in output
-    assert text(series.Run(name=None, gpus=())).startswith("no monitor's log was read; 0 GPUs")
 
 
 @pytest.mark.parametrize("command", ["diagnose", "report"])

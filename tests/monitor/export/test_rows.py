@@ -1,114 +1,130 @@
-"""Reading GPU logs: which column a value belongs to, and what is no row."""
+"""`python -m monitor export` of rows: their units, names and times, in each form."""
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
-from monitor.errors import UserError
-from monitor.export.rows import table
-from monitor.logs import log_events, reader
-from monitor.logs.log_events import LogEvent
+from monitor.export import rows as export_rows
+from monitor.logs import columns, reader
+from tests.monitor.export.test_export import export
 
 pytestmark = pytest.mark.slow
 
-
-def test_only_the_wanted_columns_are_kept(data: Path) -> None:
-    """And what counts as a row does not hang on them."""
-    path = str(data / "pumt_DT.550.163.01.gpu1_lost.gutil")
-    some = reader.read(path, frozenset({"sm", "none"}))
-    assert (list(some.values), some.num_rows, some.num_unreadable) == (["sm"], 10, 1)
+Log = Callable[..., Path]
 
 
-def test_midnight_in_a_log_without_dates(tmp_path: Path) -> None:
-    """Time goes on where the clock starts anew; a small step back is a step back."""
-    head = "#Time        gpu    sm\n#HH:MM:SS    Idx     %\n"
-    rows = "".join(f" {time}      0     7\n" for time in ("23:59:50", "00:00:05", "00:00:04"))
-    path = tmp_path / "log.gutil"
-    path.write_text(head + rows)
-    log = reader.read(str(path))
-    assert (np.diff(log.time_s).tolist(), log.dated) == ([15, -1], False)
-    assert table(log)["time_utc"].to_list() == [None] * 3
+def test_rows_have_units_utc_times_and_nulls(log: Log, tmp_path: Path) -> None:
+    """A column that a log lacks is null in its rows; whole numbers stay whole."""
+    first = log("slurm-7.n1.gutil", offset="+02:00")
+    second = log("slurm-7.n2.gutil", "pumth")
+    out = tmp_path / "rows.parquet"
+    assert export("parquet", out, first, second) == 0
+    rows = pl.read_parquet(out)
+    assert rows.height == 12
+    assert rows.columns[:6] == ["time_utc", "job", "node", "gpu", "uuid", "power_w"]
+    assert rows.schema["time_utc"] == pl.Datetime("ms", "UTC")
+    assert rows["node"].to_list() == ["n1"] * 6 + ["n2"] * 6
+    assert rows["uuid"].to_list() == [None, "GPU-bb"] * 6
+    assert rows["power_w"].to_list() == [100, None, 101, None, 102, None] * 2
+    assert rows["energy_j"].to_list()[::2] == [10**11, 10**11 + 1, 10**11 + 2, *[None] * 3]
+    assert rows["host_mem_used_mib"].to_list() == [None] * 6 + [2048] * 6
+    (shift,) = set(rows["time_utc"][6:].dt.epoch("s") - rows["time_utc"][:6].dt.epoch("s"))
+    assert 7200 <= shift <= 7210
 
 
-HEAD = "# gpu    pwr     sm \n# Idx      W      % \n"
-ROW = "    0    294     98 \n"
-WIDE = HEAD.replace("# ", "#   ")
-
-
-@pytest.mark.parametrize(
-    ("text", "num_rows", "num_unreadable"),
-    [
-        (HEAD + ROW, 1, 0),
-        (ROW + HEAD + ROW, 1, 1),
-        ("# gpu    pwr     sm \n" + ROW, 1, 0),
-        ("# Idx      W      % \n" + ROW, 0, 1),
-        (HEAD + "# something else\n" + ROW, 0, 1),
-        (HEAD + "# gpu    p#r     sm \n" + ROW, 0, 1),
-        (HEAD + "# gpu    pwr     s\n# Idx      W      % \n" + ROW, 0, 1),
-        (HEAD.replace("W", "C") + ROW, 0, 1),
-        (HEAD.replace("pwr     sm", "pwr    pwr") + ROW, 0, 1),
-        (HEAD.replace("gpu", "   ") + ROW, 0, 1),
-        (HEAD + "## any: thing\n" + ROW, 1, 0),
-        (HEAD + "\n \t\n" + ROW, 1, 0),
-        (HEAD + ROW.replace("294", "94"), 0, 1),
-        (HEAD + ROW.replace(" 294", "0294"), 0, 1),
-        (HEAD + ROW.replace("294", "2 4"), 0, 1),
-        (HEAD + ROW.replace("294", "2.4"), 0, 1),
-        (HEAD + ROW.replace(" 294", "294 "), 0, 1),
-        (HEAD + ROW.replace("294", "-94"), 0, 1),
-        (HEAD + ROW.replace("  0", "1 0"), 0, 1),
-        (HEAD + ROW.rstrip() + "\n", 0, 1),
-        (HEAD + ROW.replace("    294", "1234567"), 1, 0),
-        (HEAD + ROW.replace("    294", " 1234567"), 0, 1),
-        (WIDE + "".join(f"{i:>7}{ROW[5:]}" for i in (0, 1234, 12345, 1234567, "12 4")), 2, 3),
-        ("#gpu, pwr, sm\n#Idx, W, %\n0, 294 W, 98 %\n1, -, 7\n", 2, 0),
-        ("#gpu, pwr, sm\n0, 294, 98, 7\n0, 294\n0, 294 C, 8\n", 0, 3),
-        ("0, 294, 98\n", 0, 1),
-    ],
-)
-def test_a_column_is_never_guessed(
-    tmp_path: Path, text: str, num_rows: int, num_unreadable: int
+@pytest.mark.parametrize("much", [False, True])
+def test_parquet_csv_and_json_lines_say_the_same(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, much: bool
 ) -> None:
-    """What has no header, or does not lie in it, is counted; the next whole header heals it."""
-    path = tmp_path / "log.gutil"
-    path.write_text(text)
-    log = reader.read(str(path))
-    assert (log.num_rows, log.num_unreadable) == (num_rows, num_unreadable)
-    path.write_text(text + HEAD + ROW)
-    healed = reader.read(str(path))
-    assert (healed.num_rows, healed.num_unreadable) == (num_rows + 1, num_unreadable)
+    """Also where there is so much that it goes over the disk; nothing of that is left."""
+    if much:
+        monkeypatch.setattr(export_rows, "_MUCH_BYTES", 0)
+    paths = [log("in/slurm-7.n1.gutil"), log("in/slurm-7.n2.gutil", "pumthj")]
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for form in ("parquet", "csv", "jsonl"):
+        assert export(form, folder / form, tmp_path / "in") == 0
+    assert sorted(p.name for p in folder.iterdir()) == ["csv", "jsonl", "parquet"]
+    rows = pl.read_parquet(folder / "parquet")
+    tables = [export_rows.table(reader.read(str(path))) for path in paths]
+    assert_frame_equal(rows, pl.concat(tables, how="diagonal_relaxed"))
+    as_text = rows.with_columns(pl.col("time_utc").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    lines = [json.loads(line) for line in (folder / "jsonl").read_text().splitlines()]
+    assert lines == as_text.to_dicts()
+    schema = as_text.schema
+    assert_frame_equal(pl.read_csv(folder / "csv", schema=schema), as_text)
 
 
-def test_a_file_that_is_none_is_the_users_error(tmp_path: Path) -> None:
-    """A directory, a missing file."""
-    for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UserError, match="must be a file that can be read"):
-            reader.read(str(path))
+def test_every_column_of_the_recorder_has_a_name(tmp_path: Path) -> None:
+    """With its unit; what dmon has in another unit is so called only where we wrote it."""
+    names = {**export_rows.NAMES, **export_rows.OUR_NAMES}
+    assert {column.name for column in columns.COLUMNS} <= set(names)
+    assert len(set(names.values())) == len(names)
+    path = tmp_path / "a.gutil"
+    path.write_text("# gpu pviol   dram tviol\n    0     1      1     1\n")
+    names_of_dmon = ["power_throttled_pct", "dram_active_pct", "tviol"]
+    assert export_rows.table(reader.read(str(path))).columns[-3:] == names_of_dmon
+    path.write_text(f"{path.read_text()}## monitor: 1\n")
+    assert export_rows.table(reader.read(str(path))).columns[-1] == "heat_throttled_pct"
 
 
-def test_wide_numbers_keep_every_digit(tmp_path: Path) -> None:
-    """Energies of twelve digits, and what lies just past a part of four characters."""
-    numbers = [0, 9, 9999, 10_000, 10_001, 100_000, 99_999_999, 100_000_000, 123_456_789_012]
-    head = "# gpu       energy \n# Idx            J \n"
-    rows = "".join(f"    0 {number:>12} \n" for number in numbers)
-    path = tmp_path / "log.gutil"
-    wrong = ("1    2", "-00002", "09520", "0000", "000000000")
-    path.write_text(head + rows + "".join(f"    0 {text:>12} \n" for text in wrong))
-    log = reader.read(str(path))
-    assert log.values["energy"].tolist() == numbers
-    assert log.num_unreadable == len(wrong)
+def test_true_dmon_logs_of_all_series_are_one_table(data: Path, tmp_path: Path) -> None:
+    """Different columns join; local times become UTC by this machine's zone."""
+    out = tmp_path / "rows.parquet"
+    environment = {**os.environ, "TZ": "Asia/Kolkata"}
+    command = [sys.executable, "-m", "monitor", "export", "--format", "parquet"]
+    done = subprocess.run(
+        [*command, "--out", out, data],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "1 row could not be read" in done.stderr
+    rows = pl.read_parquet(out)
+    assert rows["node"].n_unique() == 5
+    one = rows.filter(pl.col("node") == "pumt_DT.525.147.05.2gpu")
+    assert str(one["time_utc"][0]) == "2026-11-20 21:56:31+00:00"  # 03:26:31 there
+    assert one["protected_used_mib"].null_count() == one.height
 
 
-def test_what_happened_is_read_and_what_is_torn_of_it_is_counted(tmp_path: Path) -> None:
-    """Marks come in their order, change no rows and are no facts; half a mark is counted."""
-    lost = LogEvent(1795258800.5, "xid", 3, {"xid": "79", "text": "fallen_off"})
-    back = LogEvent(1795258860.0, "back", 3)
-    torn = ["## event", "## event:", "## event: ", "## event: 2026-11-21T12:0", "## event: - xid g"]
-    reported = [log_events.line(lost), *(f"{line}\n" for line in torn), log_events.line(back)]
-    path = tmp_path / "log.gutil"
-    path.write_text(HEAD + "".join(line + ROW for line in reported) + "## events: 3\n")
-    log = reader.read(str(path))
-    assert log.events == (lost, back)
-    assert (log.num_rows, log.num_unreadable) == (len(reported), len(torn))
-    assert log.facts == {"events": "3"}
+def test_rows_without_dates_have_no_time_and_unknown_columns_keep_their_names(
+    tmp_path: Path,
+) -> None:
+    """Nothing is guessed; an empty log adds nothing."""
+    (tmp_path / "plain.gutil").write_text(
+        "# gpu   pwr    xyz\n    0   294     98\n    -     -      -\n"
+    )
+    (tmp_path / "void.gutil").write_text("")
+    out = tmp_path / "rows.parquet"
+    assert export("parquet", out, tmp_path) == 0
+    (first, second) = pl.read_parquet(out).to_dicts()
+    assert first == {
+        **dict.fromkeys(("time_utc", "job", "uuid")),
+        "node": "plain",
+        "gpu": 0,
+        "power_w": 294,
+        "xyz": 98,
+    }
+    assert set(second.values()) == {None, "plain"}
+
+
+def test_rows_of_a_run_are_those_of_all_its_jobs(log: Log, tmp_path: Path) -> None:
+    """Each continued the one before."""
+    run = tmp_path / "mine"
+    run.mkdir()
+    lines = [f'{{"event": "start", "job_id": "{job}"}}\n' for job in (100, 101)]
+    (run / "events.jsonl").write_text("".join(lines))
+    for name in ("slurm-100.n1.gutil", "slurm-101.n1.gutil", "slurm-102.n1.gutil"):
+        log(name)
+    assert export("csv", tmp_path / "x.csv", run) == 0
+    jobs = pl.read_csv(tmp_path / "x.csv")["job"].unique().to_list()
+    assert sorted(jobs) == [100, 101]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from rundir.paths import snapshots_prefix
+from rundir.paths import MEMORY, snapshots_prefix
 from tests.trainer.conftest import Ranks
 from tests.trainer.saved import ALONE, all_of, events, open_folder, state_at
-from trainer.checkpoint.snapshots import MEMORY, Snapshots
+from trainer.checkpoint.snapshots import Snapshots
 from trainer.telemetry.events import EventLog
 
 EVERY = 5
@@ -58,7 +58,7 @@ class Job:
     def directory(self, node: str = "one") -> Path:
         """Of a node's snapshots."""
         run = hashlib.sha256(os.fsencode(self.run_dir)).hexdigest()[:8]
-        return MEMORY / f"{snapshots_prefix(f'{self.name}.1.1')}{run}.{node}"
+        return Path(MEMORY, f"{snapshots_prefix(f'{self.name}.1.1')}{run}.{node}")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     """A job, of which nothing is left in memory."""
     job = Job(f"test-{os.getpid()}-{tmp_path.name}", tmp_path / "run")
     yield job
-    for path in MEMORY.glob(f"{snapshots_prefix(f'{job.name}.1.1')}*"):
+    for path in Path(MEMORY).glob(f"{snapshots_prefix(f'{job.name}.1.1')}*"):
         shutil.rmtree(path)
 
 

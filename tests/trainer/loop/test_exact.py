@@ -12,7 +12,7 @@ import torch
 import trainer.loop.evaluation
 import trainer.loop.loop
 from trainer.checkpoint import loading
-from trainer.checkpoint.layout import find
+from trainer.checkpoint.lookup import find
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from tests.trainer.ports import free_port
 from trainer import export, inspect
 from trainer.checkpoint import loading
 from trainer.checkpoint.initial_weights import begin_with
-from trainer.checkpoint.layout import find
+from trainer.checkpoint.lookup import find
 from trainer.command import run as run_command
 from trainer.parallel.initialise import materialise
 from trainer.parallel.pipeline_split import split

@@ -11,7 +11,7 @@ from tests.trainer.parallel.test_layouts import (
     server,  # noqa: F401 -- a fixture
     tensors_of,
 )
-from trainer.checkpoint.layout import find
+from trainer.checkpoint.lookup import find
 from trainer.parallel.plan import ForwardPlan
 from trainer.workloads.llama_hf import read_shape
 from trainer.workloads.llama_memory import activation_bytes

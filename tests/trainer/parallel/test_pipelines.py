@@ -11,7 +11,7 @@ from tests.thorough import parameters
 from tests.trainer.conftest import RunDir
 from tests.trainer.parallel.test_layouts import SHAPE, Server, serve, tensors_of, worst
 from trainer import inspect, tokenize
-from trainer.checkpoint.layout import find
+from trainer.checkpoint.lookup import find
 from trainer.command import run as run_command
 
 pytestmark = pytest.mark.slow
