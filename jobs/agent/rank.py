@@ -68,7 +68,6 @@ class _Rank:
             log = files.preflight_log(self._node)
         self._task = Task(environ, str(self._rank), log, loop, adopts_orphans=True)
         self._output = Output(1, lambda: loop.wake(self._reports.keep_undelivered))
-        self._starter = os.getppid()
         if stat.S_ISFIFO(os.fstat(1).st_mode):
             loop.watch(1, self._on_broken)  # the end to write to is never readable, but may break
         self._reports = Reports(environ, self._output, lambda: self._task.is_ending)
@@ -91,8 +90,7 @@ class _Rank:
         srun would wait for it for ever, and its end would be reported to nobody. In place a dead
         script's ranks have been asked to end already, and have their grace.
         """
-        is_orphan = os.getppid() != self._starter
-        if is_orphan and self._task.child and not self._task.is_ending:
+        if self._task.is_orphan and self._task.child and not self._task.is_ending:
             self._task.child.send(signal.SIGKILL)
 
     def start(self, command: Command, root: str, begin: Callable[..., Child]) -> None:

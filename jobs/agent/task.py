@@ -78,6 +78,7 @@ class Task:
         self._early = 0
         """The signal that came before there was a command."""
         self._num_requests = 0
+        self._starter = os.getppid()
         self._kill_at_s = float("inf")
         self._oom_kills = processes.oom_kills()
         loop.catch(child.CAUGHT, self._on_signal)
@@ -130,6 +131,11 @@ class Task:
         return processes.processes_with(f"DDP_RANK_ID={self._rank_id}")
 
     @property
+    def is_orphan(self) -> bool:
+        """Whether the process that started this agent is dead."""
+        return os.getppid() != self._starter
+
+    @property
     def _own(self) -> set[int]:
         return {one.pid for one in self.children}
 
@@ -141,6 +147,8 @@ class Task:
                 processes.reap_orphans(self._own)
         elif signum == ASK:
             self.on_ask()
+        elif signum == signal.SIGHUP and self.is_orphan:
+            pass  # the kernel's, for a process group that has lost its slurmstepd: nobody's request
         elif self.child is None:
             if self._early in {0, signal.SIGUSR1}:
                 self._early = signum

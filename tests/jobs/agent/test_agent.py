@@ -235,8 +235,12 @@ time.sleep(60)
 """
 
 
-def test_a_rank_whose_starter_is_dead_is_killed(tmp_path: Path) -> None:
-    """As slurmstepd: srun would wait for it for ever, and nobody would learn of its end."""
+@pytest.mark.parametrize("is_hung_up", [False, True])
+def test_a_rank_whose_starter_is_dead_is_killed(tmp_path: Path, *, is_hung_up: bool) -> None:
+    """As slurmstepd: srun would wait for it for ever, and nobody would learn of its end.
+
+    A process of Pyxis' that is stopped beside it has the kernel send SIGHUP, which nobody asked for.
+    """
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, ROOT / "jobs" / "launcher.sh"],
         cwd=tmp_path,
@@ -248,6 +252,8 @@ def test_a_rank_whose_starter_is_dead_is_killed(tmp_path: Path) -> None:
     pid = int(starter.stdout.readline())
     starter.kill()
     starter.communicate()
+    if is_hung_up:
+        os.kill(pid, signal.SIGHUP)
     try:
         Cluster.until(lambda: not procfs.is_alive(pid), 20, "the agent has ended")
     finally:
