@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # Not the working directory: where a run was copied from anybody, a json.py may lie beside it.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import signal  # only now: it may be one of these
 
 
 def main(argv: list[str]) -> int:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rundir import events
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 MARK = b"\x1e"
 """Begins a frame; nothing else on a step's standard output may hold it."""
@@ -138,9 +138,23 @@ def reporter(
     return deliver
 
 
+@contextmanager
+def short_name(path: str) -> Iterator[str]:
+    """Name a socket by its directory's descriptor: a path may have more than the 107 bytes allowed.
+
+    Raises OSError where there is no such directory.
+    """
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+    finally:
+        os.close(directory)
+
+
 def _send(path: str, data: bytes) -> bool:
     """Send one datagram; False where there is no receiver."""
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(_SEND_LIMIT_S)
-        return sender.sendto(data, path) == len(data)
+        with short_name(path) as name:
+            return sender.sendto(data, name) == len(data)
     return False

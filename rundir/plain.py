@@ -39,25 +39,24 @@ def open_plain(path: str | PathLike[str]) -> BinaryIO:
 def no_link(path: str, flags: int) -> int:
     """Open a file of a run's to write it, as an `opener` of `open`.
 
-    Where others may write, a link may lead to a file of this user's that they may not write.
+    Where others may write, a link may lead to a file of this user's that they may not write, and a
+    pipe that nobody reads keeps for ever who opens it.
 
     Raises:
-        OSError: it is a link, or cannot be opened.
+        OSError: it is a link, a pipe or a device, or cannot be opened.
 
     """
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def open_log(path: str) -> int:
-    """Return a descriptor that appends to a plain file. Raises OSError as `no_link`."""
-    # Without O_NONBLOCK a pipe that nobody reads would not even be opened.
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-    fd = no_link(path, flags)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise NotPlainError(errno.EINVAL, "a pipe or a device", path)
     os.set_blocking(fd, True)
     return fd
+
+
+def open_log(path: str) -> int:
+    """Return a descriptor that appends to a plain file. Raises OSError as `no_link`."""
+    return no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
 
 
 def size_bytes(path: str | PathLike[str]) -> int:

@@ -69,6 +69,8 @@ def parse(data: bytes) -> Recorded | None:
 
 
 def _printable(text: str) -> str:
-    """Join lines, and leave out what a terminal would obey."""
+    """Join lines, and leave out what a terminal would obey, and secrets."""
+    from rundir.secrets import hide_in_message  # noqa: PLC0415 -- seldom needed
+
     shown = (letter if letter.isprintable() else " " for letter in text[:_MAX_CHARACTERS])
-    return " ".join("".join(shown).split())
+    return hide_in_message(" ".join("".join(shown).split()))

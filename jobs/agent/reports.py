@@ -96,7 +96,8 @@ class Reports:
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         receiver.setblocking(False)
         try:
-            receiver.bind(path)  # which may be too long for one, and then the files remain
+            with channel.short_name(path) as name:
+                receiver.bind(name)
         except OSError:
             receiver.close()
             return False

@@ -176,11 +176,15 @@ class Lock:
             return False
         if self._slurm and owner.job == self._job and owner.restarts != self._restarts:
             return False  # this very job, before its requeue
+        lock, lives = files.path(self._run_dir, number), False
         if self._slurm and owner.job not in ("-", self._job):
-            return self._slurm.is_listed(owner.job)
-        if owner.is_here:
-            return owner.start == start_of(owner.pid)
-        return _is_fresh(files.path(self._run_dir, number), mine)
+            lives = self._slurm.is_listed(owner.job)
+        elif owner.is_here:
+            lives = owner.start == start_of(owner.pid)
+        else:
+            return _is_fresh(lock, mine)
+        # Of another user Slurm (PrivateData) and /proc (hidepid) may show nothing.
+        return lives or (_is_anothers(lock, mine) and _is_fresh(lock, mine))
 
     def _has_orphans(self, owner: Owner) -> bool:
         """Whether anything on this machine still runs that the dead owner started.
@@ -234,6 +238,13 @@ def start_of(pid: str) -> str:
 def _is_same(one: str, other: str) -> bool:
     try:
         return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _is_anothers(lock: str, mine: str) -> bool:
+    try:
+        return os.stat(lock).st_uid != os.stat(mine).st_uid
     except OSError:
         return False
 

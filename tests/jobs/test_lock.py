@@ -8,7 +8,8 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -105,6 +106,21 @@ def test_a_lock_is_written_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "lock.1.new").symlink_to("mine")
     lock.release()
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to give a file away needs root")
+@pytest.mark.parametrize("job", ["99", "-"])
+def test_another_users_lock_is_held_while_it_is_renewed(tmp_path: Path, job: str) -> None:
+    """Of other users Slurm (PrivateData) and /proc (hidepid) may show nothing."""
+    gone: Any = SimpleNamespace(is_listed=lambda _job: False)
+    mine = Lock(str(tmp_path), "7.1.7", gone, job="7", restarts="0", grace_s=25)
+    namespace = Path("/proc/self/ns/pid").readlink()
+    theirs = tmp_path / "lock.1"
+    theirs.write_text(f"{job} 0 {socket.gethostname()} {namespace} {2**22 + 1} 88 local.1.77\n")
+    os.chown(theirs, 1234, 1234)
+    assert mine.attempt() != ""
+    os.utime(theirs, (1, 1))
+    assert mine.attempt() == ""
 
 
 def test_a_second_job_waits_its_turn(scripts: Scripts) -> None:

@@ -98,6 +98,17 @@ def test_the_live_view_shows_no_outcome_as_it_is(story: Any, ask: Any) -> None:
     assert (code, "\\x1b[31mred" in out, "\x1b" in out) == (0, True, False)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["json", "signal", "polars"])
+def test_nothing_in_the_working_directory_is_run(name: str, log: Path) -> None:
+    """It may be a run's that somebody else has made."""
+    log.with_name(f"{name}.py").write_text("raise SystemExit('run')")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "monitor", "report", log]
+    done = subprocess.run(argv, env=env, cwd=log.parent, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 # ---- where output goes ---------------------------------------------------------------------------
 
 

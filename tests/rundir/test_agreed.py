@@ -137,6 +137,14 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
         plain.open_plain(tmp_path)
 
 
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR])
+def test_no_pipe_is_opened_to_write(flags: int, tmp_path: Path) -> None:
+    """Without a reader it would keep for ever who opens it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"No such device|a pipe or a device"):
+        plain.no_link(str(tmp_path / "pipe"), flags)
+
+
 @pytest.mark.parametrize(
     "write", [plain.open_log, lambda path: events.append(path, b"{}\n")], ids=["log", "events"]
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rundir import paths
+from rundir import paths, secrets
 from rundir.text import counted
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.resume import Resume
@@ -124,7 +124,8 @@ class Run:
         if self._checkpoints is not None and self.ranks.world_size == 1:
             self._checkpoints.wait()  # no other rank can be gone: what is being written counts
         if self._directory is not None:
-            self._directory.events.write("failure", rank=self.ranks.rank, error=one_line(error))
+            text = secrets.hide_in_message(one_line(error))
+            self._directory.events.write("failure", rank=self.ranks.rank, error=text)
             self._summarise("failed")
         if self._collectives is not None:
             self._collectives.write()

@@ -105,3 +105,11 @@ def test_extra_information_that_is_none() -> None:
     for extra in (7, {}, {"py_callstack": 7}, {"py_callstack": ""}):
         data = json.dumps({"message": {"message": "E: x", "extraInfo": extra}}).encode()
         assert parse(data) == Recorded("E: x", "")
+
+
+def test_no_secret_gets_into_the_events() -> None:
+    """The run's record is shown to others; the rank's own files have it."""
+    text = "E: no route to postgres://me:SECRET@db/x"
+    message = {"message": text, "extraInfo": {"py_callstack": f"Traceback:\n{text}\n"}}
+    found = parse(json.dumps({"message": message}).encode())
+    assert found == Recorded(text.replace("SECRET", "***"), text.replace("SECRET", "***"))

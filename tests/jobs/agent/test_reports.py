@@ -126,10 +126,12 @@ def test_a_supervisor_that_reads_no_more(agent: Callable[..., Agent]) -> None:
     assert len(one.kept()) > 1500
 
 
-def test_the_events_of_its_processes(agent: Callable[..., Agent]) -> None:
-    """The trainer hands its own over: its text is passed on to the letter."""
+@pytest.mark.parametrize("node", ["n1", "n" * 120])
+def test_the_events_of_its_processes(agent: Callable[..., Agent], node: str) -> None:
+    """The trainer hands its own over: its text is passed on to the letter, on any node."""
     one = agent(is_supervised=True)
-    path = str(one.run_dir / "agent-3")
+    (one.run_dir / node).mkdir()
+    path = str(one.run_dir / node / "agent-3")
     assert one.reports.listen(path, one.loop)
     deliver = channel.reporter(
         str(one.run_dir),
@@ -165,10 +167,10 @@ def test_ranks_that_are_being_ended_do_not_hang(agent: Callable[..., Agent]) -> 
     assert names == ["hang_report", "last_beats"]
 
 
-def test_a_path_that_is_too_long_for_a_socket(agent: Callable[..., Agent]) -> None:
-    """Then there is none, and the files remain."""
+def test_where_there_can_be_no_socket(agent: Callable[..., Agent]) -> None:
+    """The files remain."""
     one = agent(is_supervised=True)
-    assert not one.reports.listen(str(one.run_dir / ("x" * 120)), one.loop)
+    assert not one.reports.listen(str(one.run_dir / "gone" / "agent-3"), one.loop)
 
 
 def test_a_log_that_cannot_be_written_does_not_end_a_rank(

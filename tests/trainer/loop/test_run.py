@@ -272,14 +272,15 @@ def test_a_failure_is_recorded_and_ends_with_70(
 
     def broken(loop: trainer.loop.loop.Loop, step: int) -> None:
         if step == 4:
-            raise RuntimeError(f"at step {step}:\n  it broke")
+            raise RuntimeError(f"at step {step}:\n  it broke; password=SECRET")
         one_step(loop, step)
 
     monkeypatch.setattr(trainer.loop.loop.Loop, "_train_step", broken)
     code, run = train(*QUICK)
     assert code == 70
     (failure,) = run.events("failure")
-    assert (failure["rank"], failure["error"]) == (0, "RuntimeError: at step 4: it broke")
+    error = "RuntimeError: at step 4: it broke; password=***"
+    assert (failure["rank"], failure["error"]) == (0, error)
     assert (run.summary()["outcome"], run.summary()["steps"]) == ("failed", 3)
     assert "Traceback" in capsys.readouterr().err
 

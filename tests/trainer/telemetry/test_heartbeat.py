@@ -156,12 +156,13 @@ def test_by_hand_stacks_go_to_standard_error() -> None:
     assert done.stdout == "goes on\n"
 
 
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("mine"), os.mkfifo])
 def test_stacks_are_written_through_no_link(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where others may write, it may lead to a file of this user's."""
+    """Where others may write, it may lead to a file of this user's; a pipe would never be open."""
     (tmp_path / "debug").mkdir()
-    (tmp_path / "debug" / "stack-1-rank-0.txt").symlink_to("mine")
+    make(tmp_path / "debug" / "stack-1-rank-0.txt")
     Stacks(tmp_path, 1, 0)
     assert "no stacks on SIGUSR2" in capsys.readouterr().err
     assert not (tmp_path / "debug" / "mine").exists()
