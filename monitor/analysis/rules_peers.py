@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NUM_SUSTAINED = 2
 """Lines of metrics: a single one may be anything's doing."""
+_MORE_POWER = 1.1  # times that of the middle one
 
 _WAITED_FOR = (
     "the others wait for it: look for what else uses its CPUs, its share of the data, and faults"
@@ -151,6 +152,7 @@ def _gpu_of(run: Run, host: str, rank: int, local_rank: int | None) -> int | Non
     "clock",
     "a GPU at work has a lower SM clock than its peers",
     needs=(ACTIVITY, "pclk"),
+    reads=("pwr",),
     thresholds=("clock_lower_pct", "working_sm_pct", *peers.THRESHOLDS),
 )
 def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -162,7 +164,7 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
 
     def differs(group: Peers) -> NDArray[np.bool_]:
         lower: NDArray[np.bool_] = group.values <= (1 - at.clock_lower_pct / 100) * group.others
-        return lower
+        return lower & ~_draws_more(group)[:, None]
 
     for odd in peers.outliers(run, at, at_work_mhz, differs, by_node=True):
         text = (
@@ -172,6 +174,14 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
             text = f"its GPUs are at {odd.own:.0f} MHz or less at work, those of the job's other"
             text += f" node at {odd.others:.0f} MHz or more"
         yield _finding(odd, text, _HELD_DOWN)
+
+
+def _draws_more(group: Peers) -> NDArray[np.bool_]:
+    """Return which GPUs draw far more power than most: they do more, and pay with their clocks."""
+    columns = (series.column("pwr") for series in group.series)
+    power_w = np.array([0.0 if one is None else float(np.nanmean(one)) for one in columns])
+    more: NDArray[np.bool_] = power_w > _MORE_POWER * np.median(power_w)
+    return more
 
 
 @rule(
