@@ -188,22 +188,32 @@ def _draws_more(group: Peers) -> NDArray[np.bool_]:
     "pcie",
     "a GPU moves less over PCIe than its peers at their peak",
     needs=("rxpci|txpci",),
-    thresholds=("pcie_lower_pct", "pcie_min_mb_s", *peers.THRESHOLDS),
+    reads=("sm", "smavg", "smact"),
+    thresholds=("pcie_lower_pct", "pcie_min_mb_s", "busy_sm_pct", *peers.THRESHOLDS),
 )
 def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
+    def moved(name: str) -> Measure:
+        return lambda series: _while_busy(series, series.column(name), at)
+
     def differs(group: Peers) -> NDArray[np.bool_]:
         lower: NDArray[np.bool_] = group.values < (1 - at.pcie_lower_pct / 100) * group.others
         return lower & (group.others >= at.pcie_min_mb_s)
 
     for column, way in (("rxpci", "to"), ("txpci", "from")):
-        for odd in peers.outliers(run, at, _column(column), differs, peak=True):
+        for odd in peers.outliers(run, at, moved(column), differs, peak=True):
             text = f"at most {odd.own:.0f} MB/s {way} the GPU over PCIe, where {_peers(odd)}"
             text += f" reaches {odd.others:.0f} MB/s"
             yield _finding(odd, text, _SEE_LINK)
 
 
-def _column(name: str) -> Measure:
-    return lambda series: series.column(name)
+def _while_busy(
+    series: GpuSeries, column: NDArray[np.floating] | None, at: Thresholds
+) -> NDArray[np.floating] | None:
+    """Leave out samples of a GPU that does nothing: it moves nothing either."""
+    active = series.activity
+    if active is None or column is None:
+        return column
+    return np.where(active > at.busy_sm_pct, column, np.nan)
 
 
 @rule(
