@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 _RESET = "the GPU needs a reset before that takes effect: report it to the administrators"
 _EXCLUDE = "exclude the node (sbatch --exclude) and report it to the administrators"
+_GPU_IS_GONE = f"see dmesg of the node for XID 79 and its like; {_EXCLUDE}"
+_NVML_IS_GONE = (
+    "NVML answers for no GPU of the node: if nvidia-smi answers there, only the monitor has lost it"
+    f" (as in a container after `systemctl daemon-reload`); else {_EXCLUDE}"
+)
 
 
 def _growth(
@@ -181,6 +186,7 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         to_the_end = worst.end == series.num_samples
         end = "up to the end of the log" if to_the_end else "then it answered again"
         end += and_more(num_others, "time")
+        is_nvml = to_the_end and series.facts.get("gpus", "").startswith("no readings")
         never = "" if isinstance(run, Window) else ": it never answered"
         yield readings.finding(
             "error" if to_the_end else "warning",
@@ -190,8 +196,7 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
             if num == series.num_samples
             else f"no reading in {num} of {counted(series.num_samples, 'sample')} one after the"
             f" other, {end}",
-            "see dmesg of the node for XID 79 and its like; exclude the node (sbatch --exclude) and"
-            " report it to the administrators",
+            _NVML_IS_GONE if is_nvml else _GPU_IS_GONE,
             weight=num,
         )
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NUM_SUSTAINED = 2
 """Lines of metrics: a single one may be anything's doing."""
+_MORE_POWER = 1.1  # times that of the middle one
 
 _WAITED_FOR = (
     "the others wait for it: look for what else uses its CPUs, its share of the data, and faults"
@@ -151,6 +152,7 @@ def _gpu_of(run: Run, host: str, rank: int, local_rank: int | None) -> int | Non
     "clock",
     "a GPU at work has a lower SM clock than its peers",
     needs=(ACTIVITY, "pclk"),
+    reads=("pwr",),
     thresholds=("clock_lower_pct", "working_sm_pct", *peers.THRESHOLDS),
 )
 def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -162,7 +164,7 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
 
     def differs(group: Peers) -> NDArray[np.bool_]:
         lower: NDArray[np.bool_] = group.values <= (1 - at.clock_lower_pct / 100) * group.others
-        return lower
+        return lower & ~_draws_more(group)[:, None]
 
     for odd in peers.outliers(run, at, at_work_mhz, differs, by_node=True):
         text = (
@@ -174,26 +176,44 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
         yield _finding(odd, text, _HELD_DOWN)
 
 
+def _draws_more(group: Peers) -> NDArray[np.bool_]:
+    """Return which GPUs draw far more power than most: they do more, and pay with their clocks."""
+    columns = (series.column("pwr") for series in group.series)
+    power_w = np.array([0.0 if one is None else float(np.nanmean(one)) for one in columns])
+    more: NDArray[np.bool_] = power_w > _MORE_POWER * np.median(power_w)
+    return more
+
+
 @rule(
     "pcie",
     "a GPU moves less over PCIe than its peers at their peak",
     needs=("rxpci|txpci",),
-    thresholds=("pcie_lower_pct", "pcie_min_mb_s", *peers.THRESHOLDS),
+    reads=("sm", "smavg", "smact"),
+    thresholds=("pcie_lower_pct", "pcie_min_mb_s", "busy_sm_pct", *peers.THRESHOLDS),
 )
 def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
+    def moved(name: str) -> Measure:
+        return lambda series: _while_busy(series, series.column(name), at)
+
     def differs(group: Peers) -> NDArray[np.bool_]:
         lower: NDArray[np.bool_] = group.values < (1 - at.pcie_lower_pct / 100) * group.others
         return lower & (group.others >= at.pcie_min_mb_s)
 
     for column, way in (("rxpci", "to"), ("txpci", "from")):
-        for odd in peers.outliers(run, at, _column(column), differs, peak=True):
+        for odd in peers.outliers(run, at, moved(column), differs, peak=True):
             text = f"at most {odd.own:.0f} MB/s {way} the GPU over PCIe, where {_peers(odd)}"
             text += f" reaches {odd.others:.0f} MB/s"
             yield _finding(odd, text, _SEE_LINK)
 
 
-def _column(name: str) -> Measure:
-    return lambda series: series.column(name)
+def _while_busy(
+    series: GpuSeries, column: NDArray[np.floating] | None, at: Thresholds
+) -> NDArray[np.floating] | None:
+    """Leave out samples of a GPU that does nothing: it moves nothing either."""
+    active = series.activity
+    if active is None or column is None:
+        return column
+    return np.where(active > at.busy_sm_pct, column, np.nan)
 
 
 @rule(

@@ -87,6 +87,7 @@ def _held(series: GpuSeries, stretch: Stretch) -> str:
     "hung",
     "a GPU is busy at low power and without memory traffic: it waits for others",
     needs=(ACTIVITY, "mem|dram", "pwr", TIMES),
+    reads=("step",),
     thresholds=("hung_sm_pct", "hung_mem_pct", "hung_power_pct", "hung_minutes"),
 )
 def _hung(run: Run, at: Thresholds) -> Iterator[Finding]:
@@ -125,6 +126,9 @@ def _waits(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_] | None:
     is_still = traffic <= at.hung_mem_pct
     is_cool = power_w <= at.hung_power_pct / 100 * _full_power_w(series)
     waits: NDArray[np.bool_] = (active >= at.hung_sm_pct) & is_still & is_cool
+    step = series.column("step")
+    if step is not None:  # a small model computes without memory traffic, too
+        waits[1:] &= ~(step[1:] > step[:-1])
     return waits
 
 

@@ -181,16 +181,17 @@ class GrowingLog:
             stretches += self.parser.end()
             self.no_text = files.no_text(self.file.head or data)
             data = data.removeprefix(files.BYTE_ORDER)
-            self._begin()
+            self._begin(data)
         return stretches if self.no_text else stretches + self.parser.take(data)
 
-    def _begin(self) -> None:
+    def _begin(self, end: bytes) -> None:
         """Learn from the beginning of a log of which we read only the end."""
         self.parser = self._new_parser()
         head = self.file.head.removeprefix(files.BYTE_ORDER)
         self.parser.learn(head.split(_NEWLINE))
         header = self.parser.heads.header
-        if head and not (header and header.csv):
+        is_only = b"\n#" not in end  # something has taken the others away
+        if head and not (header and (header.csv or is_only)):
             # a header in cells comes again every 44 rows: until then nothing is guessed
             self.parser.heads, self.parser.has_head = dmon.Heads(), False
         self.parser.is_cut = bool(head)

@@ -26,6 +26,7 @@ _CHANGING = re.compile(r"interval_s|attempt|utc_offset|(gpu|memory_mib) \d{1,4}"
 """Facts that may change within a log, and then hold for the rows below them."""
 _LOST = re.compile(r"(\d{1,9}) samples? could not be written", re.ASCII)
 _HASH, _NEWLINE = ord("#"), ord("\n")
+_MAX_HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,10 @@ def _end_of_rows(data: bytes, pos: int, *, may_be_torn: bool) -> int:
 
 def _is_header(data: bytes, pos: int) -> bool:
     """Return whether a header begins here, as where dmon was killed and another one appends."""
-    line = data[pos : data.index(b"\n", pos)].removesuffix(b"\r")
+    end = data.find(b"\n", pos, pos + _MAX_HEADER_BYTES)
+    if end < 0:
+        return False  # else a line of nothing but # would be read once for each of them
+    line = data[pos:end].removesuffix(b"\r")
     return dmon.parse_header(line.decode("utf-8", "replace")) is not None
 
 

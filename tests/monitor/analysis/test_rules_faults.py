@@ -84,3 +84,14 @@ def test_what_a_counter_tells_an_event_does_not_tell_again() -> None:
     events = (mark("ecc", bits="double"), mark("remap"))
     counted = run(gpu(dbecc=at(first(9), 1, 0), remap=at(first(9), 1, 0)), log_events=events)
     assert [one.rule for one in evaluate(counted)] == ["ecc", "remap"]
+
+
+def test_where_nvml_died_no_gpu_is_blamed() -> None:
+    """The recorder says so: the ranks may go on, and the node with them."""
+    silent = dict.fromkeys(("sm", "pwr", "gtemp", "fb"), at(slice(200, None), NAN, 50))
+    facts = {"gpus": "no readings: NVML answers nothing more"}
+    (lost,) = findings_of(run(gpu(**silent)), "lost")
+    (dead,) = findings_of(run(gpu(**silent, facts=facts)), "lost")
+    assert "XID 79" in lost.suggestion
+    assert "if nvidia-smi answers there" in dead.suggestion
+    assert dead.evidence == lost.evidence

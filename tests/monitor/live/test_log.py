@@ -95,12 +95,20 @@ def test_other_columns_after_a_restart_begin_a_new_history(tmp_path: Path) -> No
     assert live.num_unreadable == 0
 
 
-def test_of_a_large_log_the_end_and_the_facts_are_read(tmp_path: Path) -> None:
-    """A day's log is not read again; its head has the GPUs' memory; no row counts as damaged."""
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_of_a_large_log_the_end_and_the_facts_are_read(
+    tmp_path: Path, *, is_filtered: bool
+) -> None:
+    """A day's log is not read again; its head has the GPUs' memory; no row counts as damaged.
+
+    A filter may have left its first header alone.
+    """
     writer = log_of(tmp_path, "n1")
-    with writer.path.open("w") as file:
-        for cycle in range(700):
-            file.write(writer.text(*(gpu(i, sm_pct=cycle % 100) for i in range(8))))
+    cycles = (writer.text(*(gpu(i, sm_pct=n % 100) for i in range(8))) for n in range(700))
+    lines = "".join(cycles).splitlines(keepends=True)
+    if is_filtered:
+        lines[2:] = [one for one in lines[2:] if not one.startswith(("#Date", "#YYYY"))]
+    writer.path.write_text("".join(lines))
     live = LiveLog(str(writer.path))
     poll(live)
     assert writer.path.stat().st_size > 8 * 2**17

@@ -321,3 +321,13 @@ def test_a_log_that_still_grows_has_the_rows_that_are_whole(path: Path, tmp_path
         *lines, rest = text[:size].split(b"\n")
         assert decoded(log) == rows[: sum(line.startswith(b" 2026") for line in lines)]
         assert log.torn == bool(rest.strip())
+
+
+def test_a_line_of_hashes_is_not_read_for_each_of_them(tmp_path: Path) -> None:
+    """As of a progress bar that went into the log, however long it is."""
+    text, path = SAMPLES[0].read_text(), tmp_path / "log.gutil"
+    once, before = reader.read(str(SAMPLES[0])).num_rows, dmon.parse_header.cache_info().misses
+    path.write_text(f"{text}x{'# ' * 5000}\n{text}")
+    log = reader.read(str(path))
+    assert (log.num_rows, log.num_unreadable) == (2 * once, 1)
+    assert dmon.parse_header.cache_info().misses - before < 2500
