@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from rundir.failure.patterns import DOWNLOAD, FOLLOWS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)*(?: *[|│] ?)*")
 """Of a rank, once for each process group that torch had; and what frames at the left, as rich does
 and Python a group of exceptions."""
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
@@ -26,8 +27,10 @@ _COMPLAINED = re.compile(r"(?:error|ERROR|fatal|FATAL): .")
 _NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
 """What ends a traceback: any class may be raised."""
 _FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
+_REPORTS = re.compile(rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b")
+"""What only reports a child's error, if that is shortly above it."""
 _UNHEARD = re.compile(r"Exception ignored in|--- Logging error ---|Exception in thread")
-_ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_FOLLOWING.pattern}")
+_ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_REPORTS.pattern}")
 _CHAINED = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
 )
@@ -75,7 +78,7 @@ def errors_in(log_end: str) -> list[str]:
 
 
 def _lines(log_end: str) -> list[str]:
-    text = _COMPLAINT.sub("Error:", log_end)
+    text = _COMPLAINT.sub("Error:", _COLOUR.sub("", log_end))
     lines = (_PREFIX.sub("", line).rstrip(" \t│") for line in text.splitlines()[-_NUM_LINES:])
     return [line for line in lines if not _RULE.fullmatch(line) and not NO_REASON.match(line)]
 
@@ -83,6 +86,11 @@ def _lines(log_end: str) -> list[str]:
 def _fatal(lines: Sequence[str]) -> list[int]:
     """Number the lines with which the program may have ended."""
     raised = [n for n, line in enumerate(lines) if _is_fatal(lines, n, line)]
+    if len(raised) > 1 and _REPORTS.match(lines[raised[-1]]):
+        between = itertools.takewhile(
+            lambda line: not _REPORTS.match(line), lines[raised[-2] + 1 : raised[-1]]
+        )
+        raised = raised[:-1] if _are_few(between) else raised
     return raised or [n for n, line in enumerate(lines) if _COMPLAINED.match(line)]
 
 
@@ -113,8 +121,15 @@ def last_exception(log_end: str) -> str:
     """Return the exception that a log ends with; empty if it ends with anything else."""
     lines = _lines(log_end)
     fatal = _fatal(lines)
-    is_end = fatal and fatal[-1] >= len(lines) - 1 - _NUM_BELOW
-    return lines[fatal[-1]][:MAX_LINE] if is_end else ""
+    if not fatal:
+        return ""
+    below = itertools.takewhile(lambda line: not _REPORTS.match(line), lines[fatal[-1] + 1 :])
+    return lines[fatal[-1]][:MAX_LINE] if _are_few(below) else ""
+
+
+def _are_few(below: Iterable[str]) -> bool:
+    """Whether an error still is the end; what is indented belongs to its message."""
+    return sum(not line.startswith((" ", "\t")) for line in below) <= _NUM_BELOW
 
 
 def consequence(reported: str | None, log_end: str) -> str:

@@ -202,10 +202,10 @@ def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why:
 
 def test_neither_a_password_nor_an_escape_is_quoted() -> None:
     """Neither in the last line, nor in the record, nor as evidence."""
-    log = "OperationalError: no \x1b[31mway to postgres://me:hunter2@db/x\n"
+    log = "OperationalError: no \x1b[2Jway to postgres://me:hunter2@db/x\n"
     for further in ((), (event("failure", 1, error=log.strip()),)):
         found = classify((*UPS, *further, ended(1, 1)), lambda _rank: log, step_code=1)
-        assert found.why == "OperationalError: no \\x1b[31mway to postgres://me:***@db/x"
+        assert found.why == "OperationalError: no \\x1b[2Jway to postgres://me:***@db/x"
         assert "hunter2" not in repr(found)
 
 
