@@ -181,7 +181,8 @@ class _Case:
         if reported or self.end.signal:
             return (reported or "")[: words.MAX_LINE]
         own = words.last_message(log) if self.end.code == codes.FAILED else ""
-        return words.last_exception(log) or own
+        last = words.last_line(log)
+        return words.last_exception(log) or own or (last and f"last line '{last}'")
 
     def _refusal(self) -> str:
         """Return why an agent refused to start on that node; may be empty."""

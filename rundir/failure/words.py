@@ -15,6 +15,8 @@ _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)*(?: *[|│] ?)*")
 """Of a rank, once for each process group that torch had; and what frames at the left, as rich does
 and Python a group of exceptions."""
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_INDENTED = re.compile(r"\t|  +[^\d ]")
+"""As in a message, and not as a progress bar's percentage is."""
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
@@ -38,7 +40,8 @@ NO_REASON = re.compile(
     r"^(?:Search for `cuda|CUDA kernel errors might be asynchronously|"
     r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`|"
     r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull|"
-    r" *\[bt\] \(\d+\) |frame #\d+: |I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
+    r"note: run with `RUST_BACKTRACE=| *\[bt\] \(\d+\) |"
+    r"frame #\d+: |I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
     re.MULTILINE,
 )
 """Lines below an error that say nothing of it: advice that is always the same, C++'s frames, and
@@ -127,9 +130,15 @@ def last_exception(log_end: str) -> str:
     return lines[fatal[-1]][:MAX_LINE] if _are_few(below) else ""
 
 
+def last_line(log_end: str) -> str:
+    """Return the last line of a log, which may be about anything; empty if there is none."""
+    lines = _lines(log_end)
+    return lines[-1].strip()[:MAX_LINE] if lines else ""
+
+
 def _are_few(below: Iterable[str]) -> bool:
     """Whether an error still is the end; what is indented belongs to its message."""
-    return sum(not line.startswith((" ", "\t")) for line in below) <= _NUM_BELOW
+    return sum(not _INDENTED.match(line) for line in below) <= _NUM_BELOW
 
 
 def consequence(reported: str | None, log_end: str) -> str:

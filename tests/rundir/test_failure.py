@@ -190,7 +190,11 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         ("trainer: y\nOtherError: x\n", 70, "OtherError: x"),
         ("OtherError: x\n", 3, "OtherError: x"),
         ("trainer: y\n", 70, "y"),
-        ("trainer: y\n", 3, ""),
+        ("trainer: y\n", 3, "last line 'trainer: y'"),
+        ("no data in /data\n", 1, "last line 'no data in /data'"),
+        ("panicked:\nboom\nnote: run with `RUST_BACKTRACE=1`\n", 101, "last line 'boom'"),
+        ("OtherError: of before\r\n" + "\r 5%|" * 9, 3, "last line '5%|'"),
+        ("\n", 1, ""),
         ("OtherError: of before\n", 139, ""),
     ],
 )
