@@ -17,11 +17,17 @@ and Python a group of exceptions."""
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _INDENTED = re.compile(r"\t|  +[^\d ]")
 """As in a message, and not as a progress bar's percentage is."""
+_WHAT = re.compile(r"\n  what\(\): +")
+"""The message of C++'s exception, below its type."""
+_STACKS = re.compile(r"\n(?:(?:Current t|T)hread 0x.*\n(?: .*\n)*\n?)+(?:Extension modules: .*\n)?")
+"""What Python prints of its threads where a signal ends it."""
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
+TERMINATE = "terminate called"
+"""How C++ reports an exception that nobody catches."""
 _EXCEPTION = re.compile(
-    r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*|Fatal Python error.*"
+    rf"[\w.]*(?:Error|Exception|Interrupt)\b.*|{TERMINATE}.*|.*: error: .*|Fatal Python error.*"
     r"|ERROR: Could not consume arg.*|FATAL Flags parsing error.*|Could not override .*"
 )
 _COMPLAINED = re.compile(r"(?:error|ERROR|fatal|FATAL): .")
@@ -29,8 +35,10 @@ _COMPLAINED = re.compile(r"(?:error|ERROR|fatal|FATAL): .")
 _NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
 """What ends a traceback: any class may be raised."""
 _FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
-_REPORTS = re.compile(rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b")
-"""What only reports a child's error, if that is shortly above it."""
+_REPORTS = re.compile(
+    rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b|Fatal Python error: Aborted"
+)
+"""What only reports the error shortly above it, if there is one: a child's, or C++'s."""
 _UNHEARD = re.compile(r"Exception ignored in|--- Logging error ---|Exception in thread")
 _ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_REPORTS.pattern}")
 _CHAINED = re.compile(
@@ -81,7 +89,8 @@ def errors_in(log_end: str) -> list[str]:
 
 
 def _lines(log_end: str) -> list[str]:
-    text = _COMPLAINT.sub("Error:", _COLOUR.sub("", log_end))
+    text = _STACKS.sub("\n", _WHAT.sub(": ", _COLOUR.sub("", log_end)))
+    text = _COMPLAINT.sub("Error:", text)
     lines = (_PREFIX.sub("", line).rstrip(" \t│") for line in text.splitlines()[-_NUM_LINES:])
     return [line for line in lines if not _RULE.fullmatch(line) and not NO_REASON.match(line)]
 
@@ -131,9 +140,9 @@ def last_exception(log_end: str) -> str:
 
 
 def last_line(log_end: str) -> str:
-    """Return the last line of a log, which may be about anything; empty if there is none."""
-    lines = _lines(log_end)
-    return lines[-1].strip()[:MAX_LINE] if lines else ""
+    """Return the last line of a log, which may be about anything; empty if it is of a step."""
+    last = next(reversed(_lines(log_end)), "").strip()
+    return "" if _GOES_ON.search(last) else last[:MAX_LINE]
 
 
 def _are_few(below: Iterable[str]) -> bool:

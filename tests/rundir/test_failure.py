@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rundir.codes import signal_name
 from rundir.failure import classify, suspected_nodes
 
 LOST_PEER = "RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:7888. GLHF!"
@@ -196,11 +197,21 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         ("OtherError: of before\r\n" + "\r 5%|" * 9, 3, "last line '5%|'"),
         ("\n", 1, ""),
         ("OtherError: of before\n", 139, ""),
+        (
+            "terminate called after throwing an instance of 'c10::Error'\n  what():  bad link\n"
+            "Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
+            + '  File "/a.py", line 8 in deep\n'
+            * 70,
+            134,
+            "terminate called after throwing an instance of 'c10::Error': bad link",
+        ),
+        ("Fatal Python error: Aborted\n", 134, ""),
+        ("no data\nstep 10/90  epoch 1  loss 0.5\n", 3, ""),
     ],
 )
 def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why: str) -> None:
-    """Whoever wrote the program; a signal's end says nothing."""
-    ends = (ended(1, code, signal="SEGV" if code > 128 else None), ended(0, 0), ended(2, 0))
+    """Whoever wrote the program; a signal's end says nothing, but for C++'s own words."""
+    ends = (ended(1, code, signal=signal_name(code)), ended(0, 0), ended(2, 0))
     assert classify((*UPS, *ends), lambda _rank: log, step_code=code).why == why
 
 
