@@ -33,6 +33,8 @@ class Launcher(NamedTuple):
     """Of the environment, in place of the options."""
     starts_none_without_gpus: bool = False
     """Without GPUs it becomes the program itself, and every rank trains as it should."""
+    only_with: str = ""
+    """The option by which it starts ranks; without it, it is the program itself."""
 
 
 _PROGRAM = "-- python train.py"
@@ -60,6 +62,24 @@ LAUNCHERS = {
     "fabric run": Launcher(("fabric run", "lightning run"), _PROGRAM, ("--num_nodes",)),
     "composer": Launcher(("composer", "-m composer.cli"), _PROGRAM, ("--world_size",)),
     "torchx run": Launcher(("torchx run",), _PROGRAM),
+    "tune run": Launcher(
+        ("tune run",),
+        "-- tune run RECIPE --config CONFIG",
+        ("--nnodes",),
+        only_with="--nproc-per-node",
+    ),
+    "llamafactory-cli train": Launcher(
+        ("llamafactory-cli train", "lmf train"),
+        "-- python -m llamafactory.launcher CONFIG",
+        variable="NNODES",
+        starts_none_without_gpus=True,
+    ),
+    "trl sft": Launcher(
+        ("trl sft", "trl dpo", "trl grpo", "trl kto", "trl reward", "trl rloo"),
+        "-- python -m trl.scripts.sft",
+        ("--num_machines",),
+        starts_none_without_gpus=True,
+    ),
     "mpirun": Launcher(("mpirun", "mpiexec", "prterun"), _MPI_PROGRAM),
     "horovodrun": Launcher(("horovodrun", "-m horovod.runner.launch"), _MPI_PROGRAM),
     "srun": Launcher(("srun",), _PROGRAM),
@@ -205,9 +225,11 @@ def check_launcher(
     if name is None or world_size == 1:
         return
     known = LAUNCHERS[name]
-    if _knows_others(words, known, environ):
+    is_program = known.only_with and _option(words, known.only_with) is None
+    if is_program or _knows_others(words, known, environ):
         return
-    remedy = f"leave {name} and its options away ({known.instead})"
+    superfluous = known.only_with or f"{name} and its options"
+    remedy = f"leave {superfluous} away ({known.instead})"
     if known.starts_none_without_gpus and not has_gpus:
         info(
             f"warning: {name} starts ranks of its own, and each of {world_size} ranks runs it:"
@@ -225,8 +247,9 @@ def check_launcher(
 
 def _knows_others(words: list[str], known: Launcher, environ: Mapping[str, str]) -> bool:
     """Whether all its options are there, and none says that it is the only one."""
-    values = [_option(words, option) or environ.get(known.variable) for option in known.options]
-    return bool(values) and not {None, "", "1", "1:1"}.intersection(values)
+    told = [_option(words, option) or environ.get(known.variable) for option in known.options]
+    values = told or [environ.get(known.variable)]
+    return not {None, "", "1", "1:1"}.intersection(values)
 
 
 def _option(command: Sequence[str], option: str) -> str | None:

@@ -178,10 +178,14 @@ class _Case:
         if self.end.rank in self.ends.oom:
             return OUT_OF_MEMORY
         reported, log = self._reported(self.end), self._log_end(self.end.rank)
-        if reported or self.end.signal:
-            return (reported or "")[: words.MAX_LINE]
+        if reported:
+            return reported[: words.MAX_LINE]
+        raised = words.last_exception(log)
+        if self.end.signal:  # C++ ends so where nobody catches an exception
+            return raised if raised.startswith(words.TERMINATE) else ""
         own = words.last_message(log) if self.end.code == codes.FAILED else ""
-        return words.last_exception(log) or own
+        last = words.last_line(log)
+        return raised or own or (last and f"last line '{last}'")
 
     def _refusal(self) -> str:
         """Return why an agent refused to start on that node; may be empty."""

@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING
 from rundir.failure.patterns import DOWNLOAD, FOLLOWS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)*(?: *[|│] ?)*")
 """Of a rank, once for each process group that torch had; and what frames at the left, as rich does
 and Python a group of exceptions."""
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_INDENTED = re.compile(r"\t|  +[^\d ]")
+"""As in a message, and not as a progress bar's percentage is."""
+_WHAT = re.compile(r"\n  what\(\): +")
+"""The message of C++'s exception, below its type."""
+_STACKS = re.compile(r"\n(?:(?:Current t|T)hread 0x.*\n(?: .*\n)*\n?)+(?:Extension modules: .*\n)?")
+"""What Python prints of its threads where a signal ends it."""
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
+TERMINATE = "terminate called"
+"""How C++ reports an exception that nobody catches."""
 _EXCEPTION = re.compile(
-    r"[\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called.*|.*: error: .*|Fatal Python error.*"
+    rf"[\w.]*(?:Error|Exception|Interrupt)\b.*|{TERMINATE}.*|.*: error: .*|Fatal Python error.*"
     r"|ERROR: Could not consume arg.*|FATAL Flags parsing error.*|Could not override .*"
 )
 _COMPLAINED = re.compile(r"(?:error|ERROR|fatal|FATAL): .")
@@ -26,8 +35,12 @@ _COMPLAINED = re.compile(r"(?:error|ERROR|fatal|FATAL): .")
 _NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
 """What ends a traceback: any class may be raised."""
 _FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
+_REPORTS = re.compile(
+    rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b|Fatal Python error: Aborted"
+)
+"""What only reports the error shortly above it, if there is one: a child's, or C++'s."""
 _UNHEARD = re.compile(r"Exception ignored in|--- Logging error ---|Exception in thread")
-_ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_FOLLOWING.pattern}")
+_ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_REPORTS.pattern}")
 _CHAINED = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
 )
@@ -35,7 +48,8 @@ NO_REASON = re.compile(
     r"^(?:Search for `cuda|CUDA kernel errors might be asynchronously|"
     r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`|"
     r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull|"
-    r" *\[bt\] \(\d+\) |frame #\d+: |I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
+    r"note: run with `RUST_BACKTRACE=| *\[bt\] \(\d+\) |"
+    r"frame #\d+: |I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
     re.MULTILINE,
 )
 """Lines below an error that say nothing of it: advice that is always the same, C++'s frames, and
@@ -75,7 +89,8 @@ def errors_in(log_end: str) -> list[str]:
 
 
 def _lines(log_end: str) -> list[str]:
-    text = _COMPLAINT.sub("Error:", log_end)
+    text = _STACKS.sub("\n", _WHAT.sub(": ", _COLOUR.sub("", log_end)))
+    text = _COMPLAINT.sub("Error:", text)
     lines = (_PREFIX.sub("", line).rstrip(" \t│") for line in text.splitlines()[-_NUM_LINES:])
     return [line for line in lines if not _RULE.fullmatch(line) and not NO_REASON.match(line)]
 
@@ -83,6 +98,11 @@ def _lines(log_end: str) -> list[str]:
 def _fatal(lines: Sequence[str]) -> list[int]:
     """Number the lines with which the program may have ended."""
     raised = [n for n, line in enumerate(lines) if _is_fatal(lines, n, line)]
+    if len(raised) > 1 and _REPORTS.match(lines[raised[-1]]):
+        between = itertools.takewhile(
+            lambda line: not _REPORTS.match(line), lines[raised[-2] + 1 : raised[-1]]
+        )
+        raised = raised[:-1] if _are_few(between) else raised
     return raised or [n for n, line in enumerate(lines) if _COMPLAINED.match(line)]
 
 
@@ -113,8 +133,21 @@ def last_exception(log_end: str) -> str:
     """Return the exception that a log ends with; empty if it ends with anything else."""
     lines = _lines(log_end)
     fatal = _fatal(lines)
-    is_end = fatal and fatal[-1] >= len(lines) - 1 - _NUM_BELOW
-    return lines[fatal[-1]][:MAX_LINE] if is_end else ""
+    if not fatal:
+        return ""
+    below = itertools.takewhile(lambda line: not _REPORTS.match(line), lines[fatal[-1] + 1 :])
+    return lines[fatal[-1]][:MAX_LINE] if _are_few(below) else ""
+
+
+def last_line(log_end: str) -> str:
+    """Return the last line of a log, which may be about anything; empty if it is of a step."""
+    last = next(reversed(_lines(log_end)), "").strip()
+    return "" if _GOES_ON.search(last) else last[:MAX_LINE]
+
+
+def _are_few(below: Iterable[str]) -> bool:
+    """Whether an error still is the end; what is indented belongs to its message."""
+    return sum(not _INDENTED.match(line) for line in below) <= _NUM_BELOW
 
 
 def consequence(reported: str | None, log_end: str) -> str:

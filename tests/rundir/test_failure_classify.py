@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rundir.codes import signal_name
 from rundir.failure import classify, suspected_nodes
 from tests.rundir.test_failure import UPS, ended, event
 
@@ -22,22 +23,36 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         ("trainer: y\nOtherError: x\n", 70, "OtherError: x"),
         ("OtherError: x\n", 3, "OtherError: x"),
         ("trainer: y\n", 70, "y"),
-        ("trainer: y\n", 3, ""),
+        ("trainer: y\n", 3, "last line 'trainer: y'"),
+        ("no data in /data\n", 1, "last line 'no data in /data'"),
+        ("panicked:\nboom\nnote: run with `RUST_BACKTRACE=1`\n", 101, "last line 'boom'"),
+        ("OtherError: of before\r\n" + "\r 5%|" * 9, 3, "last line '5%|'"),
+        ("\n", 1, ""),
         ("OtherError: of before\n", 139, ""),
+        (
+            "terminate called after throwing an instance of 'c10::Error'\n  what():  bad link\n"
+            "Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
+            + '  File "/a.py", line 8 in deep\n'
+            * 70,
+            134,
+            "terminate called after throwing an instance of 'c10::Error': bad link",
+        ),
+        ("Fatal Python error: Aborted\n", 134, ""),
+        ("no data\nstep 10/90  epoch 1  loss 0.5\n", 3, ""),
     ],
 )
 def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why: str) -> None:
-    """Whoever wrote the program; a signal's end says nothing."""
-    ends = (ended(1, code, signal="SEGV" if code > 128 else None), ended(0, 0), ended(2, 0))
+    """Whoever wrote the program; a signal's end says nothing, but for C++'s own words."""
+    ends = (ended(1, code, signal=signal_name(code)), ended(0, 0), ended(2, 0))
     assert classify((*UPS, *ends), lambda _rank: log, step_code=code).why == why
 
 
 def test_neither_a_password_nor_an_escape_is_quoted() -> None:
     """Neither in the last line, nor in the record, nor as evidence."""
-    log = "OperationalError: no \x1b[31mway to postgres://me:hunter2@db/x\n"
+    log = "OperationalError: no \x1b[2Jway to postgres://me:hunter2@db/x\n"
     for further in ((), (event("failure", 1, error=log.strip()),)):
         found = classify((*UPS, *further, ended(1, 1)), lambda _rank: log, step_code=1)
-        assert found.why == "OperationalError: no \\x1b[31mway to postgres://me:***@db/x"
+        assert found.why == "OperationalError: no \\x1b[2Jway to postgres://me:***@db/x"
         assert "hunter2" not in repr(found)
 
 

@@ -37,6 +37,13 @@ GROUP = """\
     | ValueError: bad sample 17
     +------------------------------------
 """
+CALLED = "subprocess.CalledProcessError: Command 'python a.py' returned non-zero exit status 1."
+ELASTIC = (
+    f"E1123 10:00:00 77 api.py:882] failed (exitcode: 1) local_rank: 1\n{TRACEBACK}"
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=======\na.py FAILED\n"
+    "-------\nFailures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n"
+    "  time      : 2026-11-23_10:00:00\n  exitcode  : 1 (pid: 99)\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,12 @@ GROUP = """\
         (HYDRA, "Could not override 'epoch'."),
         (GROUP, "ValueError: bad sample 17"),
         ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", "Error: No data:"),
+        (f"{TRACEBACK}\x1b[1;35mlib.Missing\x1b[0m: \x1b[35mlr\x1b[0m\n", "lib.Missing: lr"),
+        (f"{TRACEBACK}OtherError: several\n" + "\tconv: size\n" * 30, "OtherError: several"),
+        (f"{TRACEBACK}lib.Missing: lr\n{ELASTIC}", "lib.Missing: lr"),
+        (f"{TRACEBACK}lib.Missing: lr\n{TRACEBACK}{CALLED}\n", "lib.Missing: lr"),
+        (f"{TRACEBACK}lib.Missing: lr\n{ELASTIC}{TRACEBACK}{CALLED}\n", "lib.Missing: lr"),
+        ("OtherError: x\n" + "it goes on\n" * 6 + f"{TRACEBACK}{CALLED}\n", CALLED),
         ("╭─ Options ──╮\n│ --epochs   │\n╰────────────╯\n", ""),
     ],
 )

@@ -239,7 +239,7 @@ time.sleep(60)
 def test_a_rank_whose_starter_is_dead_is_killed(tmp_path: Path, *, is_hung_up: bool) -> None:
     """As slurmstepd: srun would wait for it for ever, and nobody would learn of its end.
 
-    A process of Pyxis' that is stopped beside it has the kernel send SIGHUP, which nobody asked for.
+    A stopped process of Pyxis' beside it has the kernel send SIGHUP, which nobody asked for.
     """
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, ROOT / "jobs" / "launcher.sh"],
