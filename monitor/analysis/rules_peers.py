@@ -179,7 +179,7 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
 def _draws_more(group: Peers) -> NDArray[np.bool_]:
     """Return which GPUs draw far more power than most: they do more, and pay with their clocks."""
     columns = (series.column("pwr") for series in group.series)
-    power_w = np.array([0.0 if one is None else float(np.nanmean(one)) for one in columns])
+    power_w = np.array([0.0 if one is None else np.nan_to_num(one).mean() for one in columns])
     more: NDArray[np.bool_] = power_w > _MORE_POWER * np.median(power_w)
     return more
 
