@@ -176,7 +176,7 @@ class Lock:
             return False
         if self._slurm and owner.job == self._job and owner.restarts != self._restarts:
             return False  # this very job, before its requeue
-        lock, lives = files.path(self._run_dir, number), False
+        lock = files.path(self._run_dir, number)
         if self._slurm and owner.job not in ("-", self._job):
             lives = self._slurm.is_listed(owner.job)
         elif owner.is_here:

@@ -80,6 +80,14 @@ def hosts(run: Run, column: str) -> list[GpuSeries]:
     return of_hosts([series for series in run.gpus if series.column(column) is not None])
 
 
+def busy(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
+    """Return in which samples a GPU is busy; in all, where that is not recorded."""
+    active = series.activity
+    return (
+        np.ones(series.num_samples, np.bool_) if active is None else active > thresholds.busy_sm_pct
+    )
+
+
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
     """Return which samples lie after a start-up; all where there are no times.
 

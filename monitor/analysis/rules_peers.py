@@ -193,7 +193,7 @@ def _draws_more(group: Peers) -> NDArray[np.bool_]:
 )
 def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
     def moved(name: str) -> Measure:
-        return lambda series: _while_busy(series, series.column(name), at)
+        return lambda series: _while_busy(series, name, at)
 
     def differs(group: Peers) -> NDArray[np.bool_]:
         lower: NDArray[np.bool_] = group.values < (1 - at.pcie_lower_pct / 100) * group.others
@@ -206,14 +206,10 @@ def _pcie(run: Run, at: Thresholds) -> Iterator[Finding]:
             yield _finding(odd, text, _SEE_LINK)
 
 
-def _while_busy(
-    series: GpuSeries, column: NDArray[np.floating] | None, at: Thresholds
-) -> NDArray[np.floating] | None:
+def _while_busy(series: GpuSeries, name: str, at: Thresholds) -> NDArray[np.floating] | None:
     """Leave out samples of a GPU that does nothing: it moves nothing either."""
-    active = series.activity
-    if active is None or column is None:
-        return column
-    return np.where(active > at.busy_sm_pct, column, np.nan)
+    column = series.column(name)
+    return None if column is None else np.where(readings.busy(series, at), column, np.nan)
 
 
 @rule(

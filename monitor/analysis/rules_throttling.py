@@ -85,17 +85,11 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
             )
 
 
-def _busy(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
-    """Return in which samples it is busy; in all, where that is not recorded."""
-    active = series.activity
-    return np.ones(series.num_samples, np.bool_) if active is None else active > at.busy_sm_pct
-
-
 def _throttled(
     series: GpuSeries, bits: int, violation: str, at: Thresholds
 ) -> tuple[float, NDArray[np.bool_] | None]:
     """Give the share of its busy time, in %, and the samples: by time throttled, else by bits."""
-    busy = _busy(series, at)
+    busy = readings.busy(series, at)
     violated = series.column(violation)
     if violated is not None and (violated > 0).any():  # one that never moves measures nothing
         if "interval_s" not in series.facts and violation == "tviol":
@@ -112,7 +106,7 @@ def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_]
     if reasons is None:
         return 0.0, None
     hot = _bits(reasons, throttling.HEAT)
-    return _by_bits(series, throttling.BRAKE, _busy(series, at) & ~hot)
+    return _by_bits(series, throttling.BRAKE, readings.busy(series, at) & ~hot)
 
 
 def _by_bits(
@@ -134,7 +128,7 @@ def _clock_fell(series: GpuSeries, where: NDArray[np.bool_], at: Thresholds) -> 
     clock_mhz = series.column("pclk")
     if clock_mhz is None:
         return ""
-    free = clock_mhz[_busy(series, at) & ~where]
+    free = clock_mhz[readings.busy(series, at) & ~where]
     held = clock_mhz[where]
     if np.isnan(free).all() or np.isnan(held).all():
         return ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rundir.failure.patterns import DOWNLOAD, FOLLOWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[\d+\]\s)*(?: *[|│] ?)*")
 """Of a rank, once for each process group that torch had; and what frames at the left, as rich does
@@ -99,10 +99,7 @@ def _fatal(lines: Sequence[str]) -> list[int]:
     """Number the lines with which the program may have ended."""
     raised = [n for n, line in enumerate(lines) if _is_fatal(lines, n, line)]
     if len(raised) > 1 and _REPORTS.match(lines[raised[-1]]):
-        between = itertools.takewhile(
-            lambda line: not _REPORTS.match(line), lines[raised[-2] + 1 : raised[-1]]
-        )
-        raised = raised[:-1] if _are_few(between) else raised
+        raised = raised[:-1] if _is_end(lines[raised[-2] + 1 : raised[-1]]) else raised
     return raised or [n for n, line in enumerate(lines) if _COMPLAINED.match(line)]
 
 
@@ -133,10 +130,8 @@ def last_exception(log_end: str) -> str:
     """Return the exception that a log ends with; empty if it ends with anything else."""
     lines = _lines(log_end)
     fatal = _fatal(lines)
-    if not fatal:
-        return ""
-    below = itertools.takewhile(lambda line: not _REPORTS.match(line), lines[fatal[-1] + 1 :])
-    return lines[fatal[-1]][:MAX_LINE] if _are_few(below) else ""
+    is_end = fatal and _is_end(lines[fatal[-1] + 1 :])
+    return lines[fatal[-1]][:MAX_LINE] if is_end else ""
 
 
 def last_line(log_end: str) -> str:
@@ -145,9 +140,13 @@ def last_line(log_end: str) -> str:
     return "" if _GOES_ON.search(last) else last[:MAX_LINE]
 
 
-def _are_few(below: Iterable[str]) -> bool:
-    """Whether an error still is the end; what is indented belongs to its message."""
-    return sum(not _INDENTED.match(line) for line in below) <= _NUM_BELOW
+def _is_end(below: Sequence[str]) -> bool:
+    """Whether an error still is the end, by the lines below it up to a report of it.
+
+    What is indented belongs to its message.
+    """
+    own = itertools.takewhile(lambda line: not _REPORTS.match(line), below)
+    return sum(not _INDENTED.match(line) for line in own) <= _NUM_BELOW
 
 
 def consequence(reported: str | None, log_end: str) -> str:
