@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
-from rundir.plain import no_link
+from rundir.plain import plain_opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def replacing(path: str, *, mode: int | None = None) -> Iterator[str]:
     # hidden, and not ending in .prom: node_exporter would read it half written
     # with the node's name: on another one, a process may have the same number
     new = os.path.join(folder, f".{name}.{os.uname().nodename}.{os.getpid()}.new")
-    os.close(no_link(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+    os.close(plain_opener(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
     try:
         if mode is not None:
             os.chmod(new, mode)

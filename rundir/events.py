@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rundir import paths
-from rundir.plain import names_in, no_link, open_plain
+from rundir.plain import names_in, open_plain, plain_opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +66,7 @@ def append(path: str, data: bytes, *, is_shared: bool = True) -> None:
         OSError: it is a link, or could not be written, or not all of it (ENOSPC).
 
     """
-    fd = no_link(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+    fd = plain_opener(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
     try:
         if is_shared:
             _lock(fd)

@@ -36,7 +36,7 @@ def open_plain(path: str | PathLike[str]) -> BinaryIO:
     raise NotPlainError(errno.EINVAL, "it is a pipe or a device", os.fspath(path))
 
 
-def no_link(path: str, flags: int) -> int:
+def plain_opener(path: str, flags: int) -> int:
     """Open a file of a run's to write it, as an `opener` of `open`.
 
     Where others may write, a link may lead to a file of this user's that they may not write, and a
@@ -55,8 +55,8 @@ def no_link(path: str, flags: int) -> int:
 
 
 def open_log(path: str) -> int:
-    """Return a descriptor that appends to a plain file. Raises OSError as `no_link`."""
-    return no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+    """Return a descriptor that appends to a plain file. Raises OSError as `plain_opener`."""
+    return plain_opener(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
 
 
 def size_bytes(path: str | PathLike[str]) -> int:

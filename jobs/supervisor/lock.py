@@ -18,7 +18,7 @@ from jobs.messages import Exit, UsageError, info
 from rundir import codes, procfs
 from rundir import lock as files
 from rundir.lock import FRESH_S, RELEASED, Owner
-from rundir.plain import no_link, read_text
+from rundir.plain import plain_opener, read_text
 
 if TYPE_CHECKING:
     from jobs.backends.slurm import Slurm
@@ -110,7 +110,7 @@ class Lock:
 
     def _attempt(self, mine: str) -> str:
         try:
-            with open(mine, "w", opener=no_link) as file:
+            with open(mine, "w", opener=plain_opener) as file:
                 file.write(" ".join(self._own()) + "\n")
         except OSError:
             raise UsageError(
@@ -220,7 +220,7 @@ class Lock:
             return
         line, new = " ".join(Owner(job)) if job else RELEASED, f"{self.path}.new"
         try:
-            with open(new, "w", opener=no_link) as file:
+            with open(new, "w", opener=plain_opener) as file:
                 file.write(f"{line}\n")
             os.replace(new, self.path)
         except OSError:  # a full disk

@@ -146,7 +146,7 @@ class Preflight:
         path = self._plan.files.preflight("supervisor")
         with suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(f"{path}.new", "w", opener=plain.no_link) as file:
+            with open(f"{path}.new", "w", opener=plain.plain_opener) as file:
                 file.write(self._launch_id)
             os.rename(f"{path}.new", path)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rundir import xids
 from rundir.paths import RunDir
-from rundir.plain import no_link
+from rundir.plain import plain_opener
 from rundir.preflight.verdict import Reading
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def run_directory(run_dir: str, node: str, launch_id: str) -> Iterator[Reading]:
     try:
         yield Reading("run_dir_mib", _free_mib(Path(run_dir)))
         beside = ours.with_name(ours.name + ".new")
-        with open(beside, "w", opener=no_link) as file:
+        with open(beside, "w", opener=plain_opener) as file:
             file.write(launch_id)
             file.flush()
             os.fsync(file.fileno())

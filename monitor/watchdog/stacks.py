@@ -219,7 +219,7 @@ def _collect(asked: Mapping[int, tuple[str, int]]) -> dict[int, Stack]:
 
 def _write(path: str, text: str) -> bool:
     try:
-        with open(path, "w", encoding="utf-8", opener=plain.no_link) as file:
+        with open(path, "w", encoding="utf-8", opener=plain.plain_opener) as file:
             file.write(text)
     except OSError:
         return False

@@ -113,7 +113,7 @@ class CheckpointFolder:
     def point(self, pointer: str, step: int) -> None:
         """Let `latest` or `best` name the checkpoint of `step`."""
         beside = self.path / f".{pointer}.partial"
-        with open(beside, "w", encoding="utf-8", opener=plain.no_link) as file:
+        with open(beside, "w", encoding="utf-8", opener=plain.plain_opener) as file:
             file.write(f"{step_name(step)}\n")
         manifest.flush(beside)
         beside.replace(self.path / pointer)

@@ -125,7 +125,7 @@ def _lock(path: Path) -> tuple[int | None, str]:
     do not have it. File systems without locks (ENOLCK) go without.
     """
     try:
-        descriptor = plain.no_link(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        descriptor = plain.plain_opener(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     except OSError:
         return None, ""  # what must write here reports that it cannot
     try:

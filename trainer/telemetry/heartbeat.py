@@ -27,7 +27,7 @@ from rundir.heartbeat import (
     Phase,
 )
 from rundir.paths import DEBUG
-from rundir.plain import no_link
+from rundir.plain import plain_opener
 from trainer.text import warn
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Stacks:
         path = run_dir / DEBUG / f"stack-{attempt}-rank-{rank}.txt"
         try:
             path.parent.mkdir(exist_ok=True)
-            self._file = open(path, "a", encoding="utf-8", opener=no_link)  # noqa: SIM115
+            self._file = open(path, "a", encoding="utf-8", opener=plain_opener)  # noqa: SIM115
         except OSError as error:
             warn(f"no stacks on SIGUSR2: {error}")
             return
