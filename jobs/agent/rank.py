@@ -173,8 +173,8 @@ def _open_heartbeats(environ: dict[str, str], *, is_leader: bool) -> heartbeats.
     directory = heartbeats.open_directory(environ)
     if directory is None:
         info(
-            f"nobody watches for hung ranks on {environ['DDP_NODE']}: neither {paths.MEMORY}"
-            f" nor {environ.get('TMPDIR') or '/tmp'} can be written",  # noqa: S108 -- only named
+            f"nobody watches for hung ranks on {environ['DDP_NODE']}: no directory of this user's"
+            f" can be made in {paths.MEMORY} or {environ.get('TMPDIR') or '/tmp'}",  # noqa: S108 -- only named
             "launcher",
         )
         return None

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _TEARDOWN_S = 8
 """From the first failure to the end of srun."""
 _KILLED_S, _LOST_S = 4, 1
-"""How long srun may take to see that its ranks were killed; those of a lost node it never sees."""
+"""How long srun may take to see that its ranks were killed. Those of a lost node it never sees;
+and where all have reported their ends, it has had its time."""
 _QUIET_S = 5
 """How long a node may be quiet beyond the interval of its monitor."""
 _POLL_S = 0.5
@@ -117,7 +118,7 @@ class Guard:
                 self._end_step("failed", _LOST_S)
         failed_s = self._step.failed_s
         if failed_s is not None and time.monotonic() - failed_s >= _TEARDOWN_S:
-            self._end_step("failed")
+            self._end_step("failed", _KILLED_S if self._journal.reports.up else _LOST_S)
 
     def _call(self, node: str) -> None:
         """Find out, in the background, whether a report may still come from a node."""

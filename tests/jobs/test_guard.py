@@ -204,6 +204,22 @@ def test_srun_is_not_waited_for_where_a_node_is_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_ended", [True, False], ids=["ended", "still there"])
+def test_srun_is_waited_for_less_where_all_ranks_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_ended: bool
+) -> None:
+    """It has had its time: a slurmstepd is dead, and srun waits for it for ever."""
+    monkeypatch.setattr(guards, "_TEARDOWN_S", 0.2)
+    bench = Bench(tmp_path, Fake())
+    for rank, node in enumerate(bench.nodes):
+        bench.journal.write("rank_up", rank=rank, node=node)
+    for rank in (1, 0) if has_ended else (1,):
+        bench.journal.write("rank_end", rank=rank, node=f"n{rank}", code=1, requested=False)
+    bench.passes(20, "kill")
+    assert (bench.passes(20, "SIGKILL") < 2) == has_ended
+
+
+@pytest.mark.slow
 def test_what_a_quiet_node_could_not_deliver_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
