@@ -81,16 +81,17 @@ class Finding(NamedTuple):
     check: Check
     what: str
     found: str
-    """With its unit."""
+    """With its unit; empty where the meaning says it all."""
     expected: str
+    """The limit, in words; empty where any reading is beyond it."""
     is_bad: bool
     """Whether the node is to be left out for it; else it is a note."""
 
     @property
     def text(self) -> str:
         """Return it in one line."""
-        what = f"{self.what}: " if self.what else ""
-        return f"{what}{self.check.name} {self.found} ({self.check.meaning}), {self.expected}"
+        said = ": ".join(filter(None, (self.what, self.check.meaning, self.found)))
+        return ", ".join(filter(None, (said, self.expected))) + f" ({self.check.name})"
 
 
 class Verdict(NamedTuple):
@@ -184,9 +185,10 @@ def _spared(
 
 def _absolute(check: Check, placed: Sequence[tuple[str, Reading]]) -> list[Finding]:
     sign = 1 if check.how == limits.AT_MOST else -1
-    expected = f"limit: {check.how} {_number(check.limit, check.unit)}"
+    is_any = sign * check.limit == 0
+    expected = "" if is_any else f"limit: {check.how} {_number(check.limit, check.unit)}"
     return [
-        _finding(check, node, one, expected)
+        _finding(check, node, one, expected, is_shown=not is_any or one.value != 1)
         for node, one in placed
         if sign * (_float(one) - check.limit) > 0
     ]
@@ -279,8 +281,11 @@ def _median_without(ordered: list[float], own: list[float]) -> float | None:
     return (left[middle] + left[-1 - middle]) / 2 if left else None
 
 
-def _finding(check: Check, node: str, one: Reading, expected: str) -> Finding:
-    return Finding(node, check, one.what, _shown(one, check), expected, is_bad=True)
+def _finding(
+    check: Check, node: str, one: Reading, expected: str, *, is_shown: bool = True
+) -> Finding:
+    found = _shown(one, check) if is_shown else ""
+    return Finding(node, check, one.what, found, expected, is_bad=True)
 
 
 def _float(one: Reading) -> float:

@@ -57,8 +57,9 @@ def test_a_node_is_named_and_the_table_shown(slurm: Scripts) -> None:
     done = slurm.run("prelaunch.sh", "--", "true", **ON)
     assert done.code == 70, done.err
     assert "prelaunch: preflight: 2 nodes, bad: other" in done.err
-    assert "prelaunch: node other is bad: GPU 1: wrong_elements 3" in done.err.splitlines()[-1]
-    assert "wrong_elements 3" in done.err
+    found = "GPU 1: wrong elements of a product: 3 (wrong_elements)"
+    assert f"prelaunch: node other is bad: {found}" in done.err.splitlines()[-1]
+    assert f"\nother  hardware  {found}" in done.err  # the table
     first, second = done.of("preflight")
     assert (first["node"], first["is_bad"], first["findings"]) == (name, False, [])
     assert (second["node"], second["is_bad"]) == ("other", True)

@@ -96,7 +96,7 @@ def test_a_node_that_reports_nothing_is_bad() -> None:
     found = compose(reports(READ[0], good(READ[0])), NODES[:2])
     (named,) = found.bad
     assert (named.node, named.source) == ("gpu2", "preflight")
-    assert "missing 1 nodes" in named.reason
+    assert named.reason == "no report from the node (missing)"
     assert compose([], NODES).bad == []
 
 
@@ -120,7 +120,8 @@ def test_a_slow_node_is_found_by_its_pairs() -> None:
     lone = Report("gpu1", "trainer", (), (Measured("gpu1", "gpu2", None),))
     alone = compose([lone, others[0]], NODES[:2])
     assert [(one.node, one.is_bad) for one in alone.findings] == [("gpu1", False), ("gpu2", False)]
-    assert alone.findings[0].text.endswith("failed (all-reduce of two nodes), as did every pair")
+    said = "all-reduce of two nodes: failed, as did every pair (pair_gbit_per_s)"
+    assert alone.findings[0].text.endswith(said)
 
 
 def test_a_report_survives_its_event() -> None:
