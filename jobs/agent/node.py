@@ -42,12 +42,12 @@ def run_node(words: list[str], contract: Contract, root: str, loop: Loop) -> int
     task = Task(environ, name, log, loop, adopts_orphans=True)
     task.on_ask = lambda: _ask(task)
     launcher = os.path.join(root, "jobs", "launcher.sh")
-    # torchrun would drop a -- that comes right after the program.
-    # torchrun would leave its own behind: a directory per start, with one for each rank's error.
+    # Given, because torchrun would leave its own behind at each start.
     scratch = tempfile.mkdtemp(prefix="torchelastic_")
+    # By `env`, because torchrun drops a `--` that comes right after the program.
     argv = [*_torchrun(python, contract), f"--log-dir={scratch}", "env", launcher, *words]
-    # What its launchers say goes on to the job's log; torchrun's own words do not. Signals reach
-    # the ranks through their launchers, SIGUSR1 by them alone: torchrun would end of it.
+    # Only the launchers' output reaches the job's log, not torchrun's. The launchers also hand the
+    # signals to the ranks; torchrun ignores SIGUSR1, which would end it.
     task.start(argv, Streams(1, task.log_fd), signal.SIGTERM, ignored=(signal.SIGUSR1,))
     code = task.wait()
     task.sweep()

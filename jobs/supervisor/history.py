@@ -1,4 +1,4 @@
-"""What a run's events say to a start that carries it on: counters, and how the last start ended."""
+"""What a start that carries a run on needs of its events: counters, and how the last one ended."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class History:
 
     @property
     def _requeue(self) -> Event:
-        """The last decision, where the job went back to the queue by it; else empty."""
+        """The last decision, if it sent the job back to the queue; else empty."""
         decision = last(self._events, "decision")
         return decision if decision.get("decision") in (REQUEUE, SUCCESSOR) else {}
 
     @property
     def counters(self) -> Counters:
-        """What a job left that went back to the queue."""
+        """The counters of a job that went back to the queue; else zero."""
         return Counters(idle=integer(self._requeue.get("idle")) or 0)
 
     @property
     def carries_on(self) -> bool:
-        """Whether such a job had a checkpoint of its own."""
+        """Whether a job went back to the queue that had a checkpoint of its own."""
         return self._requeue.get("carries_on") is True
 
     def past(self, attempt: int) -> Past:
@@ -65,7 +65,7 @@ class History:
         return Past(blame, frozenset(rank for rank in ranks if rank is not None))
 
     def num_silent(self, attempt: int) -> int:
-        """Starts before this one in a row that neither decided anything nor saved."""
+        """How many starts in a row before this one neither decided anything nor saved."""
         known = (last(self._events, name).get("attempt") for name in ("decision", "checkpoint"))
         return attempt - 1 - max(integer(one) or 0 for one in known)
 

@@ -1,4 +1,4 @@
-"""MASTER_ADDR and MASTER_PORT: where the ranks find each other. They are chosen here."""
+"""Chooses MASTER_ADDR and MASTER_PORT, by which the ranks find each other."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _ADDR, _PORT = "MASTER_ADDR", "MASTER_PORT"
 _PORTS_APART = 1009
+"""Between the ports at which two attempts of a job begin to search."""
 _NO_ADDRESS, _NO_PORT = 3, 4
 """Exit codes of probe.sh."""
 
@@ -48,9 +49,10 @@ def resolve(
 
 
 def _first_number(here: Surroundings, attempt: int) -> int:
-    """Begin where no other job, no other run in this allocation and no attempt before began.
+    """Return the number from which the first port to try is made.
 
-    The port of the attempt before may not be free again yet.
+    It differs between jobs, between runs in one allocation, and between attempts: the port of the
+    last attempt may still be taken.
     """
     number = int(here.slurm.job_id or os.getpid())
     if here.is_interactive:
@@ -142,7 +144,7 @@ def _check_given(address: str, num_nodes: int) -> None:
 
 
 def _is_known_to_all(name: str, environ: Mapping[str, str]) -> bool:
-    """A name is good if it means the same machine to every node: it resolves, not to loopback."""
+    """Whether every node means the same machine by a name: it resolves, and not to loopback."""
     words = ["getent", "ahosts", name]
     try:
         done = subprocess.run(words, env=environ, stdout=subprocess.PIPE, check=False)
@@ -153,5 +155,5 @@ def _is_known_to_all(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means another machine on every machine."""
+    """Whether each machine means itself by an address."""
     return address.startswith(("127.", "localhost")) or address in ("::1", "0.0.0.0")  # noqa: S104

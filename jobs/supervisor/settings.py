@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def chosen(self) -> str:
-        """Names that are no wish of the user's, for who starts another job from within this one."""
+        """The names whose values the user did not set, for a job started from within this one."""
         return " ".join(n for n, origin in self.origins.items() if origin != THE_ENVIRONMENT)
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -193,10 +193,9 @@ def note_world(settings: Settings, layout: Layout) -> None:
 
 
 def forget_chosen(environ: dict[str, str]) -> None:
-    """Take out what is no wish of the user's.
+    """Remove what another job chose for itself, so that only what the user set counts as set.
 
-    This script was started by a rank of another job, or by a job that such a rank submitted, and
-    the other one had chosen that for itself.
+    A rank of that job started this script, or submitted it as a job.
     """
     for name in environ.pop("DDP_CHOSEN", "").split():
         environ.pop(name, None)

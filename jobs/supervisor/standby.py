@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jobs.loop import Loop
 
 _END_S, _LOST_S = 5, 1
-"""How long it may take to end: at once, but for a container that is still starting; srun says so
-where it is ended before. For a node that is lost it would wait."""
+"""How long the waiting ranks may take to end. They end at once, but for a container that is still
+starting: srun complains if it is killed before that. For a lost node it would wait for ever."""
 
 
 class Standby:
@@ -34,23 +34,23 @@ class Standby:
         self._processes, self._fd = processes.piped(lambda stdout: backend.start(step, stdout))
 
     def fits(self, step: Step) -> bool:
-        """Whether its ranks are where those of this step are to be, and all there."""
+        """Whether its ranks have the nodes and the layout of this step, and all are alive."""
         held = self._step
         is_whole = all(process.poll() is None for process in self._processes)
         return is_whole and (held.layout, held.nodes) == (step.layout, step.nodes)
 
     def begin(self, step: Step) -> tuple[list[subprocess.Popen[bytes]], int]:
-        """Let its ranks be those of this step; its processes, and where their output arrives."""
+        """Make its ranks this step's; return its processes, and where their output arrives."""
         before, now = self._step.environ, step.environ
         changed = {n: now.get(n) for n in {*before, *now} if before.get(n) != now.get(n)}
         self._tell(json.dumps({"words": step.arguments, "environ": changed}).encode() + b"\n")
         return self._processes, self._fd
 
     def end(self, *, is_lost: bool = False) -> None:
-        """End it: no attempt follows, or another one than it was meant for.
+        """End it, because no attempt follows, or one on other nodes.
 
         Args:
-            is_lost: One of its nodes may be.
+            is_lost: One of its nodes may be lost.
 
         """
         self._tell(b"")
