@@ -28,8 +28,8 @@ _MIN_SAMPLES = 2  # that must be so full: one alone may be a reading's mistake
     "memory",
     "a GPU's memory is nearly full, or mostly empty while it works",
     needs=("fb", f"{FACT}memory_mib"),
-    reads=("sm", "smavg", "smact"),
-    thresholds=("memory_full_pct", "memory_empty_pct", "working_sm_pct", "startup_minutes"),
+    reads=("sm", "smavg", "smact", "step"),
+    thresholds=("memory_full_pct", "memory_empty_pct", "working_sm_pct", *readings.SETTLED),
 )
 def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):

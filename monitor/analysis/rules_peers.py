@@ -72,10 +72,10 @@ def _finding(odd: Odd, evidence: str, suggestion: str, severity: Severity = "war
         "straggler_pct",
         "working_sm_pct",
         "busy_sm_pct",
-        "startup_minutes",
+        *readings.SETTLED,
         *peers.THRESHOLDS,
     ),
-    reads=("rank",),
+    reads=("rank", "step"),
 )
 def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _named_by_trainer(run, at)

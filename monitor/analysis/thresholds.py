@@ -28,6 +28,7 @@ class Thresholds:
     busy_sm_pct: float = _at(constants.BUSY_PCT, "busy: utilisation above this")
     working_sm_pct: float = _at(50, "at work: utilisation of at least this")
     startup_minutes: float = _at(5, "the first minutes of a log do not count")
+    first_step_minutes: float = _at(30, "nor those before the rank's first step, up to so many")
     idle_minutes: float = _at(3, "idle for so long at a stretch")
     idle_now_minutes: float = _at(2, "in a live view: idle for so long until now")
     idle_pct: float = _at(5, "a warning if idle for this share of the time, else a hint")
