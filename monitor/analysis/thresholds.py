@@ -56,6 +56,7 @@ class Thresholds:
     host_memory_pct: float = _at(95, "this share of the machine's memory in use")
     shm_pct: float = _at(90, "this share of /dev/shm in use")
     disk_pct: float = _at(95, "this share of the log's disk in use")
+    disk_free_gib: float = _at(50, "and less left than this, or than two checkpoints take")
     unbalanced_pct: float = _at(20, "in use: so many percent of its memory more than its peers")
     pcie_lower_pct: float = _at(50, "so many percent below the peak of its peers")
     pcie_min_mb_s: float = _at(1000, "where theirs is at least this")
