@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 )
 def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        pct, where = _throttled(series, throttling.HEAT, "tviol", at)
-        if where is None or not readings.reaches(pct, at.thermal_pct):
+        pct, where = _hot(series, at)
+        if where is None:
             continue
         heat = series.column("gtemp")
         hottest = "" if heat is None else f", at up to {np.nanmax(heat):.0f} C"
@@ -56,7 +56,7 @@ def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
 def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
         braked_pct, braked = _braked(series, at)
-        if braked is not None and readings.reaches(braked_pct, at.brake_pct):
+        if braked is not None:
             yield readings.finding(
                 "warning",
                 series,
@@ -85,6 +85,30 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
             )
 
 
+def by_fault(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
+    """Return the samples in which heat or hardware held the clocks down: they are findings."""
+    found = np.zeros(series.num_samples, np.bool_)
+    for _, where in (_hot(series, at), _braked(series, at)):
+        found |= False if where is None else where
+    return found
+
+
+def is_free(series: GpuSeries) -> NDArray[np.bool_] | None:
+    """Return the samples in which neither heat nor power held the clocks down; None: unknown."""
+    reasons = series.column("throt")
+    if reasons is None:
+        return None
+    held = _bits(reasons, throttling.POWER_CAP | throttling.FAULT)
+    found: NDArray[np.bool_] = ~np.isnan(reasons) & ~held
+    return found
+
+
+def _hot(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
+    """Give the share of its busy time, in %, and the samples: None where that is no finding."""
+    pct, where = _throttled(series, throttling.HEAT, "tviol", at)
+    return pct, where if readings.reaches(pct, at.thermal_pct) else None
+
+
 def _throttled(
     series: GpuSeries, bits: int, violation: str, at: Thresholds
 ) -> tuple[float, NDArray[np.bool_] | None]:
@@ -101,12 +125,13 @@ def _throttled(
 
 
 def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
-    """Find slowdowns by hardware that are not for heat."""
+    """Give the same of slowdowns by hardware that are not for heat."""
     reasons = series.column("throt")
     if reasons is None:
         return 0.0, None
     hot = _bits(reasons, throttling.HEAT)
-    return _by_bits(series, throttling.BRAKE, readings.busy(series, at) & ~hot)
+    pct, where = _by_bits(series, throttling.BRAKE, readings.busy(series, at) & ~hot)
+    return pct, where if readings.reaches(pct, at.brake_pct) else None
 
 
 def _by_bits(

@@ -61,6 +61,7 @@ class Thresholds:
     pcie_lower_pct: float = _at(50, "so many percent below the peak of its peers")
     pcie_min_mb_s: float = _at(1000, "where theirs is at least this")
     clock_lower_pct: float = _at(10, "SM clock lower by so many percent than that of its peers")
+    clock_capped_pct: float = _at(25, "a hint: lower by so many percent than its highest")
     lost_samples: float = _at(2, "so many samples one after the other without any reading")
     gap_intervals: float = _at(
         constants.GAP_INTERVALS, "nothing written for so many usual intervals"
