@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _RESET = "the GPU needs a reset before that takes effect: report it to the administrators"
 _EXCLUDE = "exclude the node (sbatch --exclude) and report it to the administrators"
-GPU_IS_GONE = f"see dmesg of the node for XID 79 and its like; {_EXCLUDE}"
+_GPU_IS_GONE = f"see dmesg of the node for XID 79 and its like; {_EXCLUDE}"
 _NVML_IS_GONE = (
     "NVML answers for no GPU of the node: if nvidia-smi answers there, only the monitor has lost it"
     f" (as in a container after `systemctl daemon-reload`); else {_EXCLUDE}"
@@ -197,7 +197,7 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
             if num == series.num_samples
             else f"no reading in {num} of {counted(series.num_samples, 'sample')} one after the"
             f" other, {end}",
-            _NVML_IS_GONE if is_nvml else GPU_IS_GONE,
+            _NVML_IS_GONE if is_nvml else _GPU_IS_GONE,
             weight=num,
         )
 

@@ -10,7 +10,6 @@ from monitor.analysis import readings
 from monitor.analysis.findings import Finding
 from monitor.analysis.readings import Stretch
 from monitor.analysis.rules import TIMES, Window, rule
-from monitor.analysis.rules_faults import GPU_IS_GONE
 from monitor.logs import clock
 from monitor.logs.series import of_hosts
 from monitor.runs.history import times
@@ -29,6 +28,12 @@ _QUARTER_S = 900
 _NODE_IS_GONE = (
     "the node, its monitor or its disk is gone: see `python -m monitor why` and the node's state"
     " (sinfo -N)"
+)
+
+
+_GPU_IS_GONE = (
+    "see whether nvidia-smi on the node lists it, and dmesg for XID 79 and its like; if it is gone,"
+    " exclude the node (sbatch --exclude) and report it to the administrators"
 )
 
 
@@ -148,7 +153,7 @@ def _gpus_ended_early(timed: list[GpuSeries], at: Thresholds) -> Iterator[Findin
                 series,
                 np.arange(series.num_samples) == series.num_samples - 1,
                 f"its rows end {minutes(missing_s)} before the node's others",
-                GPU_IS_GONE,
+                _GPU_IS_GONE,
                 weight=missing_s,
             )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.analysis import peers, readings, rules_throttling
+from monitor.analysis import peers, readings, throttled
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import ACTIVITY, FACT, METRICS, rule
 from monitor.runs.history import integer, mappings, number, seconds
@@ -161,7 +161,7 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
         active, clock_mhz = series.activity, series.column("pclk")
         if active is None or clock_mhz is None:
             return None
-        compared = (active >= at.working_sm_pct) & ~rules_throttling.by_fault(series, at)
+        compared = (active >= at.working_sm_pct) & ~throttled.by_fault(series, at)
         return np.where(compared, clock_mhz, np.nan)
 
     def differs(group: Peers) -> NDArray[np.bool_]:
@@ -185,7 +185,7 @@ def _capped(
     series: GpuSeries, at_work_mhz: NDArray[np.floating] | None, at: Thresholds
 ) -> Iterator[Finding]:
     """Find clocks that nothing seems to hold down: the driver shows no reason for a locked one."""
-    top_mhz, free = series.number("top_sm_mhz"), rules_throttling.is_free(series)
+    top_mhz, free = series.number("top_sm_mhz"), throttled.is_free(series)
     if at_work_mhz is None or top_mhz is None or free is None:
         return
     known = ~np.isnan(at_work_mhz)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.analysis import readings
+from monitor.analysis import readings, throttled
 from monitor.analysis.rules import Window, rule
 from monitor.logs import throttling
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        pct, where = _hot(series, at)
+        pct, where = throttled.hot(series, at)
         if where is None:
             continue
         heat = series.column("gtemp")
@@ -55,7 +55,7 @@ def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
 )
 def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        braked_pct, braked = _braked(series, at)
+        braked_pct, braked = throttled.braked(series, at)
         if braked is not None:
             yield readings.finding(
                 "warning",
@@ -69,7 +69,7 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue
         if isinstance(run, Window):
             continue  # only the whole run shows whether the limit is what holds it back
-        pct, where = _throttled(series, throttling.POWER_CAP, "pviol", at)
+        pct, where = throttled.share(series, throttling.POWER_CAP, "pviol", at)
         if where is not None and readings.reaches(pct, at.power_cap_pct):
             limit_w = series.number("power_limit_w")
             limit = "its limit" if limit_w is None else f"its limit of {limit_w:.0f} W"
@@ -83,70 +83,6 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
                 " administrators have lowered it",
                 weight=pct,
             )
-
-
-def by_fault(series: GpuSeries, at: Thresholds) -> NDArray[np.bool_]:
-    """Return the samples in which heat or hardware held the clocks down: they are findings."""
-    found = np.zeros(series.num_samples, np.bool_)
-    for _, where in (_hot(series, at), _braked(series, at)):
-        found |= False if where is None else where
-    return found
-
-
-def is_free(series: GpuSeries) -> NDArray[np.bool_] | None:
-    """Return the samples in which neither heat nor power held the clocks down; None: unknown."""
-    reasons = series.column("throt")
-    if reasons is None:
-        return None
-    held = _bits(reasons, throttling.POWER_CAP | throttling.FAULT)
-    found: NDArray[np.bool_] = ~np.isnan(reasons) & ~held
-    return found
-
-
-def _hot(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
-    """Give the share of its busy time, in %, and the samples: None where that is no finding."""
-    pct, where = _throttled(series, throttling.HEAT, "tviol", at)
-    return pct, where if readings.reaches(pct, at.thermal_pct) else None
-
-
-def _throttled(
-    series: GpuSeries, bits: int, violation: str, at: Thresholds
-) -> tuple[float, NDArray[np.bool_] | None]:
-    """Give the share of its busy time, in %, and the samples: by time throttled, else by bits."""
-    busy = readings.busy(series, at)
-    violated = series.column(violation)
-    if violated is not None and (violated > 0).any():  # one that never moves measures nothing
-        if "interval_s" not in series.facts and violation == "tviol":
-            violated = violated * 100  # dmon has a flag, and we %
-        where = busy & (violated > 0)
-        known = violated[busy & ~np.isnan(violated)]
-        return (float(np.minimum(known, 100).mean()) if known.size else 0.0), where
-    return _by_bits(series, bits, busy)
-
-
-def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
-    """Give the same of slowdowns by hardware that are not for heat."""
-    reasons = series.column("throt")
-    if reasons is None:
-        return 0.0, None
-    hot = _bits(reasons, throttling.HEAT)
-    pct, where = _by_bits(series, throttling.BRAKE, readings.busy(series, at) & ~hot)
-    return pct, where if readings.reaches(pct, at.brake_pct) else None
-
-
-def _by_bits(
-    series: GpuSeries, bits: int, among: NDArray[np.bool_]
-) -> tuple[float, NDArray[np.bool_] | None]:
-    reasons = series.column("throt")
-    if reasons is None:
-        return 0.0, None
-    where = among & _bits(reasons, bits)
-    return readings.share_pct(where, among & ~np.isnan(reasons)), where
-
-
-def _bits(reasons: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.where(np.isnan(reasons), 0, reasons).astype(np.int32) & bits != 0
-    return found
 
 
 def _clock_fell(series: GpuSeries, where: NDArray[np.bool_], at: Thresholds) -> str:
