@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from monitor.logs.series import GpuSeries, Run
 
 
+SETTLED = ("startup_minutes", "first_step_minutes")
+"""What `settled` goes by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Consecutive samples: from `begin` up to, but not including, `end`."""
@@ -91,7 +95,8 @@ def busy(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
 def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
     """Return which samples lie after a start-up; all where there are no times.
 
-    Each start of the job has a start-up, and so has the log after a gap.
+    Each start of the job has a start-up, and so has the log after a gap. It takes longer where the
+    rank's first step does.
     """
     if np.isnan(series.time_s).all():
         return np.ones(series.num_samples, np.bool_)
@@ -99,7 +104,13 @@ def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
     start = np.broadcast_to(series.start, series.num_samples)
     is_new[1:] |= start[1:] != start[:-1]
     since_s = np.fmax.accumulate(np.where(is_new, series.time_s, -np.inf))
-    return series.time_s >= since_s + 60 * thresholds.startup_minutes
+    minutes: NDArray[np.float64] | float = thresholds.startup_minutes
+    step = series.column("step")
+    if step is not None:
+        is_step = np.append(False, step[1:] > step[:-1]) & ~is_new
+        step_s = np.fmax.accumulate(np.where(is_step, series.time_s, -np.inf))
+        minutes = np.where(step_s > since_s, minutes, max(minutes, thresholds.first_step_minutes))
+    return series.time_s >= since_s + 60 * minutes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from monitor.analysis.findings import Finding
 from monitor.analysis.rules import EVENTS, Window, rule
 from monitor.logs import log_events
 from monitor.logs.columns import SIGNS_OF_LIFE
+from monitor.logs.sample import NO_READINGS
 from monitor.words import and_more
 from rundir import xids
 from rundir.text import counted
@@ -186,7 +187,7 @@ def _lost(run: Run, at: Thresholds) -> Iterator[Finding]:
         to_the_end = worst.end == series.num_samples
         end = "up to the end of the log" if to_the_end else "then it answered again"
         end += and_more(num_others, "time")
-        is_nvml = to_the_end and series.facts.get("gpus", "").startswith("no readings")
+        is_nvml = to_the_end and series.facts.get("gpus", "").startswith(NO_READINGS)
         never = "" if isinstance(run, Window) else ": it never answered"
         yield readings.finding(
             "error" if to_the_end else "warning",

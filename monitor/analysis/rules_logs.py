@@ -31,9 +31,15 @@ _NODE_IS_GONE = (
 )
 
 
+_GPU_IS_GONE = (
+    "see whether nvidia-smi on the node lists it, and dmesg for XID 79 and its like; if it is gone,"
+    " exclude the node (sbatch --exclude) and report it to the administrators"
+)
+
+
 @rule(
     "gap",
-    "the monitor wrote nothing for a while, or ended before those of other nodes",
+    "nothing was written for a while, or no more of a node or GPU where others go on",
     needs=(TIMES,),
     thresholds=("gap_intervals", "gap_seconds"),
     scope="whole run",
@@ -51,6 +57,7 @@ def _gap(run: Run, at: Thresholds) -> Iterator[Finding]:
     at_last = _nodes_at_last(run)
     for job, group in jobs.items():
         yield from _ended_early(group, at_last.get(job, set()), at)
+    yield from _gpus_ended_early(timed, at)
     yield from _missing(run)
 
 
@@ -123,6 +130,31 @@ def _ended_early(nodes: list[GpuSeries], at_last: set[str], at: Thresholds) -> I
                 _NODE_IS_GONE,
                 weight=missing_s,
                 of_host=True,
+            )
+
+
+def _gpus_ended_early(timed: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
+    """Find GPUs whose rows end long before those of the node's others in the same start.
+
+    A lost GPU keeps its rows: what has none is missed by a monitor that was started anew.
+    """
+    ends_s: dict[object, float] = {}
+    for series in timed:
+        starts = np.broadcast_to(series.start, series.num_samples)
+        for last in np.flatnonzero(np.diff(starts, append=-1)).tolist():
+            key = series.place, int(starts[last])
+            ends_s[key] = max(ends_s.get(key, -np.inf), float(series.time_s[last]))
+    for series in timed:
+        start = np.broadcast_to(series.start, series.num_samples)[-1]
+        missing_s = ends_s[series.place, int(start)] - float(series.time_s[-1])
+        if series.gpu is not None and missing_s > _longest_s(series.interval_s, at):
+            yield readings.finding(
+                "warning",
+                series,
+                np.arange(series.num_samples) == series.num_samples - 1,
+                f"its rows end {minutes(missing_s)} before the node's others",
+                _GPU_IS_GONE,
+                weight=missing_s,
             )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from monitor.analysis import readings
 from monitor.analysis.rules import FACT, TIMES, rule
 from monitor.logs import gutil
+from monitor.runs.history import number
 from monitor.words import MIB_PER_GIB, minutes
 from rundir.paths import MEMORY
 
@@ -28,8 +29,8 @@ _MIN_SAMPLES = 2  # that must be so full: one alone may be a reading's mistake
     "memory",
     "a GPU's memory is nearly full, or mostly empty while it works",
     needs=("fb", f"{FACT}memory_mib"),
-    reads=("sm", "smavg", "smact"),
-    thresholds=("memory_full_pct", "memory_empty_pct", "working_sm_pct", "startup_minutes"),
+    reads=("sm", "smavg", "smact", "step"),
+    thresholds=("memory_full_pct", "memory_empty_pct", "working_sm_pct", *readings.SETTLED),
 )
 def _memory(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
@@ -117,27 +118,36 @@ def _shm(run: Run, at: Thresholds) -> Iterator[Finding]:
 
 @rule(
     "disk",
-    "the disk that the log lies on is nearly full",
-    needs=("disk",),
-    thresholds=("disk_pct",),
+    "the disk that the log lies on is nearly full, and has little room for checkpoints",
+    needs=("disk", "dfree"),
+    thresholds=("disk_pct", "disk_free_gib"),
 )
 def _disk(run: Run, at: Thresholds) -> Iterator[Finding]:
+    written = [number(e.get("bytes")) or 0 for e in run.events if e.get("event") == "checkpoint"]
+    enough_mib = max(at.disk_free_gib * MIB_PER_GIB, 2 * max(written, default=0) / 2**20)
     for series in readings.hosts(run, "disk"):
+        free_mib = series.column("dfree")
+        if free_mib is None:
+            continue
+        is_low = free_mib < enough_mib  # a large disk that is as full may have room for years
         fix = "before checkpoints fail: remove old ones, or write elsewhere (DDP_OUT)"
-        yield from _full(series, series.values["disk"], at.disk_pct, "disk", fix)
+        left = f", with {np.nanmin(free_mib) / MIB_PER_GIB:.0f} GiB left"
+        used_pct = np.where(is_low, series.values["disk"], np.nan)
+        yield from _full(series, used_pct, at.disk_pct, "disk", fix, left)
 
 
-def _full(
+def _full(  # noqa: PLR0913, PLR0917 - what a finding of these has
     series: GpuSeries,
     used_pct: NDArray[np.floating],
     limit_pct: float,
     what: str,
     fix: str,
+    more: str = "",
 ) -> Iterator[Finding]:
     full = used_pct >= limit_pct
     if full.sum() >= _MIN_SAMPLES:
         peak_pct = float(np.nanmax(used_pct))
-        text = f"the machine's {what} was up to {peak_pct:.0f} % full"
+        text = f"the machine's {what} was up to {peak_pct:.0f} % full{more}"
         yield readings.finding("warning", series, full, text, fix, weight=peak_pct, of_host=True)
 
 

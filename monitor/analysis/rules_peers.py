@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.analysis import peers, readings
+from monitor.analysis import peers, readings, throttled
 from monitor.analysis.findings import Finding
 from monitor.analysis.rules import ACTIVITY, FACT, METRICS, rule
 from monitor.runs.history import integer, mappings, number, seconds
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NUM_SUSTAINED = 2
 """Lines of metrics: a single one may be anything's doing."""
+_MIN_CAPPED = 20  # samples at work
 _MORE_POWER = 1.1  # times that of the middle one
 
 _WAITED_FOR = (
@@ -72,10 +73,10 @@ def _finding(odd: Odd, evidence: str, suggestion: str, severity: Severity = "war
         "straggler_pct",
         "working_sm_pct",
         "busy_sm_pct",
-        "startup_minutes",
+        *readings.SETTLED,
         *peers.THRESHOLDS,
     ),
-    reads=("rank",),
+    reads=("rank", "step"),
 )
 def _straggler(run: Run, at: Thresholds) -> Iterator[Finding]:
     yield from _named_by_trainer(run, at)
@@ -150,23 +151,25 @@ def _gpu_of(run: Run, host: str, rank: int, local_rank: int | None) -> int | Non
 
 @rule(
     "clock",
-    "a GPU at work has a lower SM clock than its peers",
+    "a GPU at work has a lower SM clock than its peers, or (a hint) than it could have",
     needs=(ACTIVITY, "pclk"),
-    reads=("pwr",),
-    thresholds=("clock_lower_pct", "working_sm_pct", *peers.THRESHOLDS),
+    reads=("pwr", "throt", "tviol"),
+    thresholds=("clock_lower_pct", "clock_capped_pct", "working_sm_pct", *peers.THRESHOLDS),
 )
 def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
     def at_work_mhz(series: GpuSeries) -> NDArray[np.floating] | None:
         active, clock_mhz = series.activity, series.column("pclk")
         if active is None or clock_mhz is None:
             return None
-        return np.where(active >= at.working_sm_pct, clock_mhz, np.nan)
+        compared = (active >= at.working_sm_pct) & ~throttled.by_fault(series, at)
+        return np.where(compared, clock_mhz, np.nan)
 
     def differs(group: Peers) -> NDArray[np.bool_]:
         lower: NDArray[np.bool_] = group.values <= (1 - at.clock_lower_pct / 100) * group.others
         return lower & ~_draws_more(group)[:, None]
 
-    for odd in peers.outliers(run, at, at_work_mhz, differs, by_node=True):
+    found = list(peers.outliers(run, at, at_work_mhz, differs, by_node=True))
+    for odd in found:
         text = (
             f"SM clock of {odd.own:.0f} MHz at work, where {_peers(odd)} has {odd.others:.0f} MHz"
         )
@@ -174,6 +177,24 @@ def _clock(run: Run, at: Thresholds) -> Iterator[Finding]:
             text = f"its GPUs are at {odd.own:.0f} MHz or less at work, those of the job's other"
             text += f" node at {odd.others:.0f} MHz or more"
         yield _finding(odd, text, _HELD_DOWN)
+    for series in readings.gpus(run) if not found else ():
+        yield from _capped(series, at_work_mhz(series), at)
+
+
+def _capped(
+    series: GpuSeries, at_work_mhz: NDArray[np.floating] | None, at: Thresholds
+) -> Iterator[Finding]:
+    """Find clocks that nothing seems to hold down: the driver shows no reason for a locked one."""
+    top_mhz, free = series.number("top_sm_mhz"), throttled.is_free(series)
+    if at_work_mhz is None or top_mhz is None or free is None:
+        return
+    known = ~np.isnan(at_work_mhz)
+    low = known & free & (at_work_mhz <= (1 - at.clock_capped_pct / 100) * top_mhz)
+    if low.sum() >= _MIN_CAPPED and 2 * low.sum() > known.sum():
+        own_mhz = float(np.median(at_work_mhz[low]))
+        text = f"SM clock of {own_mhz:.0f} MHz at work, where it could have {top_mhz:.0f} MHz,"
+        text += " and neither heat nor power held it down"
+        yield readings.finding("hint", series, low, text, _HELD_DOWN, weight=top_mhz - own_mhz)
 
 
 def _draws_more(group: Peers) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from monitor.analysis import readings
+from monitor.analysis import readings, throttled
 from monitor.analysis.rules import Window, rule
 from monitor.logs import throttling
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 )
 def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        pct, where = _throttled(series, throttling.HEAT, "tviol", at)
-        if where is None or not readings.reaches(pct, at.thermal_pct):
+        pct, where = throttled.hot(series, at)
+        if where is None:
             continue
         heat = series.column("gtemp")
         hottest = "" if heat is None else f", at up to {np.nanmax(heat):.0f} C"
@@ -55,8 +55,8 @@ def _thermal(run: Run, at: Thresholds) -> Iterator[Finding]:
 )
 def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
-        braked_pct, braked = _braked(series, at)
-        if braked is not None and readings.reaches(braked_pct, at.brake_pct):
+        braked_pct, braked = throttled.braked(series, at)
+        if braked is not None:
             yield readings.finding(
                 "warning",
                 series,
@@ -69,7 +69,7 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
             continue
         if isinstance(run, Window):
             continue  # only the whole run shows whether the limit is what holds it back
-        pct, where = _throttled(series, throttling.POWER_CAP, "pviol", at)
+        pct, where = throttled.share(series, throttling.POWER_CAP, "pviol", at)
         if where is not None and readings.reaches(pct, at.power_cap_pct):
             limit_w = series.number("power_limit_w")
             limit = "its limit" if limit_w is None else f"its limit of {limit_w:.0f} W"
@@ -83,45 +83,6 @@ def _power(run: Run, at: Thresholds) -> Iterator[Finding]:
                 " administrators have lowered it",
                 weight=pct,
             )
-
-
-def _throttled(
-    series: GpuSeries, bits: int, violation: str, at: Thresholds
-) -> tuple[float, NDArray[np.bool_] | None]:
-    """Give the share of its busy time, in %, and the samples: by time throttled, else by bits."""
-    busy = readings.busy(series, at)
-    violated = series.column(violation)
-    if violated is not None and (violated > 0).any():  # one that never moves measures nothing
-        if "interval_s" not in series.facts and violation == "tviol":
-            violated = violated * 100  # dmon has a flag, and we %
-        where = busy & (violated > 0)
-        known = violated[busy & ~np.isnan(violated)]
-        return (float(np.minimum(known, 100).mean()) if known.size else 0.0), where
-    return _by_bits(series, bits, busy)
-
-
-def _braked(series: GpuSeries, at: Thresholds) -> tuple[float, NDArray[np.bool_] | None]:
-    """Find slowdowns by hardware that are not for heat."""
-    reasons = series.column("throt")
-    if reasons is None:
-        return 0.0, None
-    hot = _bits(reasons, throttling.HEAT)
-    return _by_bits(series, throttling.BRAKE, readings.busy(series, at) & ~hot)
-
-
-def _by_bits(
-    series: GpuSeries, bits: int, among: NDArray[np.bool_]
-) -> tuple[float, NDArray[np.bool_] | None]:
-    reasons = series.column("throt")
-    if reasons is None:
-        return 0.0, None
-    where = among & _bits(reasons, bits)
-    return readings.share_pct(where, among & ~np.isnan(reasons)), where
-
-
-def _bits(reasons: NDArray[np.floating], bits: int) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.where(np.isnan(reasons), 0, reasons).astype(np.int32) & bits != 0
-    return found
 
 
 def _clock_fell(series: GpuSeries, where: NDArray[np.bool_], at: Thresholds) -> str:

@@ -31,8 +31,8 @@ _MIN_METRICS = 5  # lines of metrics, before a share of them means anything
     "idle",
     "a GPU does nothing for minutes, after the start-up",
     needs=(ACTIVITY, TIMES),
-    reads=("fb",),
-    thresholds=("busy_sm_pct", "startup_minutes", "idle_minutes", "idle_now_minutes", "idle_pct"),
+    reads=("fb", "step"),
+    thresholds=("busy_sm_pct", *readings.SETTLED, "idle_minutes", "idle_now_minutes", "idle_pct"),
 )
 def _idle(run: Run, at: Thresholds) -> Iterator[Finding]:
     for series in readings.gpus(run):
@@ -141,9 +141,10 @@ def _full_power_w(series: GpuSeries) -> float:
     "data",
     "GPUs wait for data: busy dips while CPUs are full, or the trainer's own numbers",
     needs=(f"{ACTIVITY}|{METRICS}", f"cpu|{METRICS}"),
+    reads=("step",),
     thresholds=(
         "working_sm_pct",
-        "startup_minutes",
+        *readings.SETTLED,
         "starved_dip_pct",
         "starved_cpu_pct",
         "starved_wait_pct",

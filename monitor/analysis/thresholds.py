@@ -28,6 +28,7 @@ class Thresholds:
     busy_sm_pct: float = _at(constants.BUSY_PCT, "busy: utilisation above this")
     working_sm_pct: float = _at(50, "at work: utilisation of at least this")
     startup_minutes: float = _at(5, "the first minutes of a log do not count")
+    first_step_minutes: float = _at(30, "nor those before the rank's first step, up to so many")
     idle_minutes: float = _at(3, "idle for so long at a stretch")
     idle_now_minutes: float = _at(2, "in a live view: idle for so long until now")
     idle_pct: float = _at(5, "a warning if idle for this share of the time, else a hint")
@@ -55,10 +56,12 @@ class Thresholds:
     host_memory_pct: float = _at(95, "this share of the machine's memory in use")
     shm_pct: float = _at(90, "this share of /dev/shm in use")
     disk_pct: float = _at(95, "this share of the log's disk in use")
+    disk_free_gib: float = _at(50, "and less left than this, or than two checkpoints take")
     unbalanced_pct: float = _at(20, "in use: so many percent of its memory more than its peers")
     pcie_lower_pct: float = _at(50, "so many percent below the peak of its peers")
     pcie_min_mb_s: float = _at(1000, "where theirs is at least this")
     clock_lower_pct: float = _at(10, "SM clock lower by so many percent than that of its peers")
+    clock_capped_pct: float = _at(25, "a hint: lower by so many percent than its highest")
     lost_samples: float = _at(2, "so many samples one after the other without any reading")
     gap_intervals: float = _at(
         constants.GAP_INTERVALS, "nothing written for so many usual intervals"

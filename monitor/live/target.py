@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +68,11 @@ def resolve(paths: Sequence[str], env: Mapping[str, str]) -> Target:
     if len(paths) == 1 and os.path.isdir(paths[0]):  # pathlib takes "" for "."
         return _run(paths[0]) if is_run(paths[0]) else _folder(paths[0])
     for path in paths:
-        if not os.path.isfile(path):  # pathlib's raises where it lacks the permission
+        try:
+            is_file = stat.S_ISREG(os.stat(path).st_mode)
+        except OSError as error:
+            raise logfiles.unreadable(path, error) from error
+        if not is_file:
             raise UserError(
                 "watch must be given one run directory, one directory of logs, or logs",
                 path,

@@ -302,6 +302,10 @@ COLUMNS: tuple[Column, ...] = (
         help="Share of the disk in use that the log lies on.",
     ),
     Column(
+        letter="d", name="dfree", unit="MB", field="disk_free_mib", width=10, of="host",
+        metric="disk_free_bytes", help="Room left on that disk.",
+    ),
+    Column(
         letter="k", name="mono", unit="s", field="mono_s", width=10, of="host",
         table="host_monotonic_s",
     ),

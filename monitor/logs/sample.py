@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+NO_READINGS = "no readings"
+"""So begins the fact `gpus`, and why, where otherwise the number of GPUs stands."""
+
 _Number = TypeVar("_Number", int, float)
 
 

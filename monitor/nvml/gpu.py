@@ -195,7 +195,7 @@ class Gpu:
         return None
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """Return what does not change: UUID and name, power limit, memory, MIG devices."""
+        """Return what does not change: UUID and name, limits, memory, MIG devices."""
         if self.handle is None:
             yield f"gpu {self.index}", "-"
             return
@@ -204,6 +204,9 @@ class Gpu:
         limit_mw = quietly(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self.handle))
         if limit_mw is not None:
             yield f"power_limit_w {self.index}", str(int(limit_mw) // 1000)
+        top = quietly(lambda: pynvml.nvmlDeviceGetMaxClockInfo(self.handle, pynvml.NVML_CLOCK_SM))
+        if top is not None:
+            yield f"top_sm_mhz {self.index}", f"{top}"
         memory_mib = quietly(self._memory_mib)
         if memory_mib is not None:
             yield f"memory_mib {self.index}", str(memory_mib)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pynvml
 
 from monitor.logs.log_events import LogEvent
-from monitor.logs.sample import GpuSample, Reading
+from monitor.logs.sample import NO_READINGS, GpuSample, Reading
 from monitor.nvml.calls import LOST, OVER, quietly
 from monitor.nvml.chosen import ALL, Named, keep
 from monitor.nvml.events import Events
@@ -141,7 +141,7 @@ class Nvml:
             self._pool.run([self._start_job], {_NO_OWNER: self._started}, _START_S)
         started = self._started
         if not started:
-            self._facts = self._with_count(f"no readings: no answer within {_START_S:g} s")
+            self._facts = self._with_count(f"{NO_READINGS}: no answer within {_START_S:g} s")
             return
         self._started = {}
         self._facts = started["facts"]
@@ -158,7 +158,7 @@ class Nvml:
             pynvml.nvmlInit()
             started |= self._open_all(pynvml.nvmlDeviceGetCount())
         except Exception as error:  # noqa: BLE001 - also a driver that this nvidia-ml-py misreads
-            started |= {"facts": self._with_count(f"no readings: {error}")}
+            started |= {"facts": self._with_count(f"{NO_READINGS}: {error}")}
 
     def _open_all(self, num_gpus: int) -> Values:
         gpus = tuple(self._find(num_gpus))
@@ -192,7 +192,7 @@ class Nvml:
     def _learn(self, gpus: tuple[Gpu, ...]) -> Facts:
         known = dict(self._facts)
         learned = {
-            "gpus": str(len(gpus)) if gpus else "no readings: NVML finds none",
+            "gpus": str(len(gpus)) if gpus else f"{NO_READINGS}: NVML finds none",
             "driver": str(quietly(pynvml.nvmlSystemGetDriverVersion) or "-"),
             "nvml": str(quietly(pynvml.nvmlSystemGetNVMLVersion) or "-"),
         }
@@ -217,7 +217,7 @@ class Nvml:
 
     def _stop(self) -> None:
         self._alive = False
-        self._facts = self._with_count("no readings: NVML answers nothing more")
+        self._facts = self._with_count(f"{NO_READINGS}: NVML answers nothing more")
         self._next_start_s = self._monotonic() + _RETRY_S
         if self._events is not None:
             self._events.end()

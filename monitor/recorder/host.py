@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PROC = "/proc"
 
 _KIB_PER_MIB = 1024
+_MIB = 2**20
 _MIN_WINDOW_S = 0.1  # ticks of 10 ms: a share of less time than this means nothing
 _DISK_S = 10.0  # how often to ask a file system that lies perhaps on another machine
 _SLOW_S = 0.3  # adapters and disks may hang: the poll goes on without them
@@ -116,14 +117,15 @@ class Host:
     def read(self) -> HostSample:
         """Poll once; raises nothing and does not hang."""
         now_s = self._monotonic()
-        received, sent, disk_pct = self._slow.read(now_s)
+        received, sent, (disk_pct, disk_free_mib) = self._slow.read(now_s)
         return HostSample(
             cpu_pct=self._cpu_pct(now_s) if "h" in self._letters else None,
             mem_used_mib=self._mem_used_mib() if "h" in self._letters else None,
             ib_rx_mb_s=received,
             ib_tx_mb_s=sent,
-            shm_pct=used_pct(MEMORY) if "d" in self._letters else None,
+            shm_pct=room(MEMORY)[0] if "d" in self._letters else None,
             disk_pct=disk_pct,
+            disk_free_mib=disk_free_mib,
             mono_s=int(now_s) if "k" in self._letters else None,
         )
 
@@ -166,8 +168,10 @@ class _File:
             return b""
 
 
-_SlowReadings = tuple[int | None, int | None, int | None]
-"""MB/s received and sent over InfiniBand, and the used share of the disk."""
+_Room = tuple[int | None, int | None]
+_NO_ROOM: _Room = (None, None)
+_SlowReadings = tuple[int | None, int | None, _Room]
+"""MB/s received and sent over InfiniBand, and the disk's room."""
 
 
 class _Slow:
@@ -177,34 +181,35 @@ class _Slow:
         self._fabric = fabric if fabric is not None and fabric.has_ports else None
         self._folder = folder
         self._bounded: Bounded | None = None
-        self._disk_pct: int | None = None
+        self._disk = _NO_ROOM
         self._disk_s = -_DISK_S
 
     def read(self, now_s: float) -> _SlowReadings:
         """Poll once: InfiniBand received and sent, and the disk, asked now and then."""
         is_due = self._folder is not None and now_s - self._disk_s >= _DISK_S
         if self._fabric is None and not is_due:
-            return None, None, self._disk_pct
+            return None, None, self._disk
         if self._bounded is None:
             self._bounded = Bounded("host")
         found = self._bounded.question(lambda: self._poll(is_due=is_due), _SLOW_S)
         if found is None:
-            return None, None, None
+            return None, None, _NO_ROOM
         if is_due:
-            self._disk_s, self._disk_pct = now_s, found[2]
-        return found[0], found[1], self._disk_pct
+            self._disk_s, self._disk = now_s, found[2]
+        return found[0], found[1], self._disk
 
     def _poll(self, *, is_due: bool) -> _SlowReadings:
         received, sent = self._fabric.read() if self._fabric else (None, None)
-        return received, sent, used_pct(self._folder) if is_due and self._folder else None
+        return received, sent, room(self._folder) if is_due and self._folder else _NO_ROOM
 
 
-def used_pct(path: str) -> int | None:
-    """Share of a file system that is used, as df counts it; None where there is none."""
+def room(path: str) -> _Room:
+    """Used share of a file system in %, as df counts it, and MiB free; None: there is none."""
     try:
         disk = os.statvfs(path)
     except OSError:
-        return None
+        return _NO_ROOM
     used = disk.f_blocks - disk.f_bfree
     all_of_it = used + disk.f_bavail
-    return round(100 * used / all_of_it) if all_of_it else None
+    pct = round(100 * used / all_of_it) if all_of_it else None
+    return pct, disk.f_bavail * disk.f_frsize // _MIB

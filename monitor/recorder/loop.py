@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from monitor.logs import gutil, log_events
-from monitor.logs.sample import GpuSample, HostSample, RankSample, Reading, Row
+from monitor.logs.sample import NO_READINGS, GpuSample, HostSample, RankSample, Reading, Row
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Recorder:
         reading = self._tried(
             "GPUs: {}: their readings stay empty",
             self._read_gpus,
-            lambda error: Reading(facts=(("gpus", f"no readings: {error}"),)),
+            lambda error: Reading(facts=(("gpus", f"{NO_READINGS}: {error}"),)),
         )
         facts = self.facts + _offset_fact(now) + reading.facts
         host = self._tried(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from monitor import __version__
 from monitor.errors import UserError
 from monitor.logs import gutil
-from monitor.logs.sample import Reading
+from monitor.logs.sample import NO_READINGS, Reading
 from monitor.recorder.loop import Recorder, SystemClock
 from monitor.recorder.sink import Sink
 from monitor.stop import ProcessStop, Reason
@@ -138,7 +138,7 @@ def _nvml(
         from monitor.nvml.chosen import Named  # noqa: PLC0415 - see _later
         from monitor.nvml.source import Nvml  # noqa: PLC0415
     except (ImportError, AttributeError) as error:  # or what is called pynvml is another package
-        nothing = Reading(facts=(("gpus", f"no readings: {error}"),))
+        nothing = Reading(facts=(("gpus", f"{NO_READINGS}: {error}"),))
         return lambda: nothing  # the log says so
     _spare_the_collector()
     return Nvml(letters, stop, report, named=Named(settings.visible, settings.num_gpus)).read

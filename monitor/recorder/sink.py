@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from monitor.errors import UserError
+from rundir.plain import plain_opener
 from rundir.text import problem
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ _USERS_FAULT = {
     errno.EPERM: "name a place that you may write to",
     errno.EROFS: "name a place that you may write to",
     errno.ENAMETOOLONG: "use a shorter name",
-    errno.ELOOP: "name a file that no link leads back to",
+    errno.ELOOP: "name a plain file, no link",
+    errno.EINVAL: "name a plain file, no pipe or device",
 }
 
 
@@ -136,7 +138,7 @@ class Sink:
     def _open(self) -> int:
         if self._fd is None:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o666)
+            self._fd = plain_opener(self._path, flags)
             found = os.fstat(self._fd)
             before, self._identity = self._identity, (found.st_dev, found.st_ino)
             self._is_other |= before not in (None, self._identity)

@@ -215,6 +215,7 @@ int nvmlDeviceGetNvLinkState(Device *d, unsigned link, unsigned *up) {
 }
 int nvmlDeviceGetRetiredPagesPendingStatus(Device *d, unsigned *is_pending) { ENTER(d); *is_pending = value("pages_pending", d, 0); return SUCCESS; }
 int nvmlDeviceGetFanSpeed(Device *d, unsigned *pct) { ENTER(d); *pct = (unsigned)value("fan", d, 42); return SUCCESS; }
+int nvmlDeviceGetMaxClockInfo(Device *d, int kind, unsigned *mhz) { ENTER(d); *mhz = kind == 1 ? 1980 : 2619; return SUCCESS; }
 int nvmlDeviceGetClockInfo(Device *d, int kind, unsigned *mhz) { ENTER(d); *mhz = kind == 2 ? 2619 : 1980; return SUCCESS; }
 int nvmlDeviceGetTotalEnergyConsumption(Device *d, unsigned long long *mj) { ENTER(d); *mj = value("energy_mj", d, 123456789999.0); return SUCCESS; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device *d, unsigned long long *bits) { ENTER(d); *bits = value("throttle", d, 4); return SUCCESS; }

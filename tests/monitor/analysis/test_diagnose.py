@@ -214,7 +214,7 @@ def test_the_page_of_the_manual_has_the_list_of_rules() -> None:
 def test_the_worst_comes_first() -> None:
     """Errors, warnings, hints; of a rule the heaviest, in the order of the rules."""
     looked_at = run(
-        gpu(0, sm=at(first(20), 0, 95), fb=20_000, disk=99),
+        gpu(0, sm=at(first(20), 0, 95), fb=20_000, disk=99, dfree=0),
         gpu(1, sm=at(first(60), 0, 95), fb=20_000),
         log_events=(mark("xid", xid="79"),),
     )

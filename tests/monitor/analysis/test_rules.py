@@ -45,10 +45,10 @@ def test_every_rule_has_both_cases() -> None:
 
 def test_where_and_when() -> None:
     """The stretch itself is named, and the GPU; a node's finding has no GPU."""
-    (idle,) = findings_of(run(gpu(3, sm=at(first(40), 0, 95), disk=99)), "idle")
+    (idle,) = findings_of(run(gpu(3, sm=at(first(40), 0, 95), disk=99, dfree=0)), "idle")
     assert (idle.host, idle.gpu, idle.job) == ("n1", 3, "7")
     assert (idle.begin_s, idle.end_s) == (BEGIN_S + 99 * STEP_S, BEGIN_S + 139 * STEP_S)
-    (disk,) = findings_of(run(gpu(0, disk=99), gpu(1, disk=99)), "disk")
+    (disk,) = findings_of(run(gpu(0, disk=99, dfree=0), gpu(1, disk=99, dfree=0)), "disk")
     assert (disk.host, disk.gpu) == ("n1", None)
     (odd,) = findings_of(peers({"sm": 40}, {"sm": 90}), "straggler")
     assert (odd.gpu, odd.begin_s, odd.end_s) == (2, BEGIN_S, BEGIN_S + 239 * STEP_S)

@@ -1,5 +1,6 @@
 """Rules on logs that have a gap, or end early: just above each threshold and just below."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -24,8 +25,14 @@ def shorter(seconds: float) -> Run:
     return run(gpu(time_s=clock_s), gpu(host="n2", time_s=earlier_s[earlier_s >= BEGIN_S]))
 
 
+def rows_end(seconds: float) -> Run:
+    """Two GPUs of a node, of which the second has no rows at the end."""
+    return run(*(gpu(i, num_samples=NUM_SAMPLES - i * int(seconds / STEP_S)) for i in range(2)))
+
+
 CASES = [
     Case("gap", "hint", gap(76), gap(75), "nothing written for 1 min, where a sample is usual"),
+    Case("gap", "warning", rows_end(90), rows_end(75), "its rows end 2 min before"),
     Case("gap", "warning", shorter(76), shorter(75), "its log ends 1 min before"),
 ]  # fmt: skip
 
@@ -34,6 +41,16 @@ CASES = [
 def test_each_threshold(case: Case) -> None:
     """What is just over it is found, with place, time and numbers; what is just below is not."""
     case.check()
+
+
+def test_a_gpu_that_only_a_start_before_had_is_not_gone() -> None:
+    """A requeue gave the job others of the node; in the last start's rows one is missed."""
+    starts = np.repeat([0, 1], NUM_SAMPLES // 2)
+    before, after = (replace(one, start=starts) for one in rows_end(900).gpus[:1] * 2)
+    gone = replace(rows_end(NUM_SAMPLES // 2 * STEP_S).gpus[1], start=0)
+    assert not findings_of(run(before, gone), "gap")
+    missed = replace(rows_end(900).gpus[1], start=starts[: NUM_SAMPLES - 60])
+    assert [one.gpu for one in findings_of(run(after, missed), "gap")] == [1]
 
 
 def test_a_node_without_a_log_is_reported() -> None:

@@ -7,6 +7,8 @@ from monitor.analysis.engine import evaluate
 from tests.monitor.analysis.rule_cases import Case, findings_of
 from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, STEP_S, at, first, gpu, run
 
+SAVED = {"event": "checkpoint", "bytes": 2**40}
+
 CASES = [
     Case("memory", "hint",
          run(gpu(fb=at(first(2), 77_700, 60_000))), run(gpu(fb=at(first(1), 77_700, 60_000))),
@@ -26,7 +28,14 @@ CASES = [
          "96 % full"),
     Case("shm", "warning", run(gpu(shm=at(first(2), 90, 5))), run(gpu(shm=at(first(2), 89, 5))),
          "/dev/shm was up to 90 % full"),
-    Case("disk", "warning", run(gpu(disk=95)), run(gpu(disk=94)), "disk was up to 95 % full"),
+    Case("disk", "warning", run(gpu(disk=95, dfree=9000)), run(gpu(disk=94, dfree=9000)),
+         "disk was up to 95 % full, with 9 GiB left"),
+    Case("disk", "warning", run(gpu(disk=99, dfree=51_199)), run(gpu(disk=99, dfree=51_200)),
+         "99 % full, with 50 GiB left"),
+    Case("disk", "warning",
+         run(gpu(disk=99, dfree=2**21 - 1024), events=(SAVED,)),
+         run(gpu(disk=99, dfree=2**21), events=(SAVED,)),
+         "99 % full, with 2047 GiB left"),
 ]  # fmt: skip
 
 
@@ -44,6 +53,9 @@ def test_an_idle_gpus_empty_memory_is_no_hint_to_a_larger_batch() -> None:
 def test_a_full_disk_is_found_whichever_gpu_the_node_has_by_then() -> None:
     """After a requeue an index may be another GPU."""
     later = BEGIN_S + 7200 + STEP_S * np.arange(NUM_SAMPLES)
-    starts = (gpu(disk=50), gpu(disk=99, time_s=later, facts={"gpu 0": "GPU-2 NVIDIA H100"}))
+    starts = (
+        gpu(disk=50, dfree=0),
+        gpu(disk=99, dfree=0, time_s=later, facts={"gpu 0": "GPU-2 NVIDIA H100"}),
+    )
     (found,) = findings_of(run(*starts), "disk")
     assert found.begin_s == later[0]

@@ -8,7 +8,9 @@ import pytest
 from monitor.analysis.engine import evaluate
 from monitor.logs.series import Run
 from tests.monitor.analysis.rule_cases import Case, findings_of, line
-from tests.monitor.made_runs import NUM_SAMPLES, at, gpu, run
+from tests.monitor.made_runs import NUM_SAMPLES, at, first, gpu, run
+
+TOP = {"top_sm_mhz 0": "1980"}
 
 
 def peers(odd: dict[str, Any], others: dict[str, Any]) -> Run:
@@ -54,6 +56,17 @@ CASES = [
          peers({"pclk": 1500, "pwr": 460}, {"pclk": 1980, "pwr": 420}),
          peers({"pclk": 1500, "pwr": 690}, {"pclk": 1980, "pwr": 420}),
          "SM clock of 1500 MHz at work"),
+    Case("clock", "hint",
+         run(gpu(pclk=1485, throt=0, facts=TOP)), run(gpu(pclk=1486, throt=0, facts=TOP)),
+         "SM clock of 1485 MHz at work, where it could have 1980 MHz, and neither heat nor power"),
+    Case("clock", "hint",
+         run(gpu(pclk=1200, throt=at(slice(121, None), 4, 0), facts=TOP)),
+         run(gpu(pclk=1200, throt=at(slice(120, None), 4, 0), facts=TOP)),
+         "SM clock of 1200 MHz at work"),
+    Case("clock", "hint",
+         run(gpu(pclk=1200, throt=0, sm=at(first(20), 95, 0), facts=TOP)),
+         run(gpu(pclk=1200, throt=0, sm=at(first(19), 95, 0), facts=TOP)),
+         "SM clock of 1200 MHz at work"),
     Case("pcie", "warning",
          peers({"rxpci": 9_990}, {"rxpci": 20_000}), peers({"rxpci": 10_010}, {"rxpci": 20_000}),
          "at most 9990 MB/s to the GPU over PCIe"),
@@ -73,6 +86,30 @@ CASES = [
 def test_each_threshold(case: Case) -> None:
     """What is just over it is found, with place, time and numbers; what is just below is not."""
     case.check()
+
+
+def test_clocks_held_down_alike_are_one_finding() -> None:
+    """The one whose clock is lower still is named; without a highest clock there is no rule."""
+    alike = [gpu(i, pclk=1200, throt=0, facts={f"top_sm_mhz {i}": "1980"}) for i in range(4)]
+    assert [one.severity for one in findings_of(run(*alike), "clock")] == ["hint"] * 4
+    lower = gpu(3, pclk=1000, throt=0, facts={"top_sm_mhz 3": "1980"})
+    (odd,) = findings_of(run(*alike[:3], lower), "clock")
+    assert (odd.gpu, odd.severity) == (3, "warning")
+    assert not findings_of(run(gpu(pclk=1200, throt=0)), "clock")
+
+
+@pytest.mark.parametrize(
+    ("held", "rule"),
+    [({"throt": 32}, "thermal"), ({"tviol": 90}, "thermal"), ({"throt": 128}, "power")],
+)
+def test_a_clock_that_heat_or_hardware_holds_down_is_one_finding(
+    held: dict[str, Any], rule: str
+) -> None:
+    """It is lower than its peers', too, and that is no second cause."""
+    found = evaluate(peers({"pclk": 1200, **held}, {"pclk": 1980, **dict.fromkeys(held, 0)}))
+    assert [one.rule for one in found] == [rule]
+    lower = peers({"pclk": 1200, "throt": at(first(5), 32, 0)}, {"pclk": 1980, "throt": 0})
+    assert [one.rule for one in evaluate(lower)] == ["thermal", "clock"]
 
 
 def nodes(num_gpus: int, odd: dict[str, Any], other: dict[str, Any]) -> Run:

@@ -93,6 +93,25 @@ def test_a_gap_ends_a_stretch() -> None:
     assert not findings_of(run(gpu(sm=sm, time_s=clock_s)), "idle")
 
 
+def test_a_start_up_lasts_up_to_the_first_step() -> None:
+    """Twelve minutes of unpacking and compiling are no idle time; what comes after a step is."""
+    sm = at(slice(0, 48), 0, 95)
+    starts_late = np.maximum(NUM_SAMPLES - np.arange(NUM_SAMPLES)[::-1] - 48, 0)
+    assert findings_of(run(gpu(sm=sm)), "idle")
+    assert findings_of(run(gpu(sm=sm, step=np.arange(NUM_SAMPLES))), "idle")
+    assert not findings_of(run(gpu(sm=sm, step=starts_late)), "idle")
+    assert not findings_of(run(gpu(sm=sm, step=starts_late + 7000)), "idle")  # it resumed
+
+
+def test_a_first_step_that_does_not_come_is_waited_for_half_an_hour() -> None:
+    """As long as the watchdog waits."""
+    (idle,) = findings_of(run(gpu(sm=0, step=0)), "idle")
+    assert idle.evidence.startswith("idle for 30 min at a stretch, 100 % of 30 min")
+    assert findings_of(run(gpu(sm=0)), "idle")[0].evidence.startswith("idle for 55 min")
+    limits = Thresholds(startup_minutes=40)
+    assert "100 % of 20 min" in findings_of(run(gpu(sm=0, step=0)), "idle", limits)[0].evidence
+
+
 def test_every_start_has_its_start_up() -> None:
     """Three requeues of four idle minutes each are no reason to ask for fewer GPUs."""
     begins = range(0, NUM_SAMPLES, 60)

@@ -118,5 +118,7 @@ def test_files_of_any_name_are_logs(tmp_path: Path) -> None:
     fleet = Fleet(target.resolve([str(copy)], {}))
     fleet.poll()
     assert [log.host for log in fleet.logs] == ["node7"]
-    with pytest.raises(UserError, match=r"found nowhere; name for example out/slurm-123"):
+    with pytest.raises(UserError, match=r"found nowhere: No such file or directory; name .gutil f"):
         target.resolve(["nowhere"], {})
+    with pytest.raises(UserError, match=r"found .*; name for example out/slurm-123"):
+        target.resolve([str(copy), str(tmp_path)], {})

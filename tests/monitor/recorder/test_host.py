@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from monitor.recorder import host as host_module
-from monitor.recorder.host import Fabric, Host, used_pct
+from monitor.recorder.host import Fabric, Host, room
 
 
 class Clock:
@@ -140,7 +140,7 @@ def test_disk_and_shared_memory(tmp_path: Path, clock: Clock, monkeypatch: Any) 
         asked.append(path)
         if path == "/none":
             raise OSError("gone")
-        return os.statvfs_result((1, 1, 1000, 300, 100, 0, 0, 0, 0, 255))
+        return os.statvfs_result((1, 2**22, 1000, 300, 100, 0, 0, 0, 0, 255))
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     host = Host("d", str(tmp_path), monotonic=clock)
@@ -148,9 +148,9 @@ def test_disk_and_shared_memory(tmp_path: Path, clock: Clock, monkeypatch: Any) 
     for _ in range(3):
         samples.append(host.read())
         clock.now_s += 6
-    assert {(s.disk_pct, s.shm_pct) for s in samples} == {(88, 88)}
+    assert {(s.disk_pct, s.shm_pct, s.disk_free_mib) for s in samples} == {(88, 88, 400)}
     assert asked.count(str(tmp_path)) == 2
-    assert used_pct("/none") is None
+    assert room("/none") == (None, None)
 
 
 def test_a_disk_that_hangs_delays_nothing(
@@ -159,14 +159,14 @@ def test_a_disk_that_hangs_delays_nothing(
     """Its cell is empty until it answers, and it is not asked meanwhile."""
     gate, asked = threading.Event(), []
 
-    def hang(path: str) -> int | None:
+    def hang(path: str) -> tuple[int, int]:
         if path == "/dev/shm":
-            return 1
+            return 1, 1
         asked.append(path)
         gate.wait(20)
-        return 42
+        return 42, 7
 
-    monkeypatch.setattr(host_module, "used_pct", hang)
+    monkeypatch.setattr(host_module, "room", hang)
     monkeypatch.setattr(host_module, "_SLOW_S", 0.05)
     host = Host("d", str(tmp_path), monotonic=clock)
     assert [host.read().disk_pct for _ in range(3)] == [None] * 3

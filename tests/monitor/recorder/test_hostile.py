@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,12 +33,24 @@ def test_a_wrong_option_of_the_recorder_is_one_line(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_log_that_is_a_link_to_itself_is_refused(tmp_path: Path, ask: Any) -> None:
-    """Waiting does not mend it."""
-    loop = tmp_path / "x.gutil"
-    loop.symlink_to(loop)
-    code, _, err = ask("record", "--out", loop)
+def _loop(log: Path) -> None:
+    log.symlink_to(log)
+
+
+def _link(log: Path) -> None:
+    (log.parent / "mine").touch()
+    log.symlink_to("mine")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("put", [_loop, _link, os.mkfifo])
+def test_a_log_that_is_no_plain_file_is_refused(put: Any, tmp_path: Path, ask: Any) -> None:
+    """As of all files of a run: waiting mends none, and a link may lead to a file of ours."""
+    put(tmp_path / "x.gutil")
+    code, _, err = ask("record", "--out", tmp_path / "x.gutil")
     assert (code, err.count("\n")) == (64, 1)
+    assert "name a plain file" in err
+    assert not [file for file in tmp_path.iterdir() if file.is_file() and file.stat().st_size]
 
 
 def test_the_recorder_writes_no_name_as_it_is() -> None:

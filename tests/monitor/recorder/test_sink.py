@@ -51,9 +51,13 @@ def test_a_short_write_is_taken_back(
     sink.close()
 
 
-def test_a_full_device_is_reported_once(messages: list[str]) -> None:
-    """/dev/full refuses everything: one line, no end."""
-    sink = Sink("/dev/full", messages.append)
+def test_a_full_disk_is_reported_once(
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses everything: one line, no end."""
+    sink = Sink(str(tmp_path / "log"), messages.append)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "write", Mock(side_effect=full))
     assert [sink.append("x\n") for _ in range(3)] == [False] * 3
     assert len(messages) == 1
     assert "No space left on device" in messages[0]
