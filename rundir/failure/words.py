@@ -25,6 +25,11 @@ _BESIDE = re.compile(
     r"(?m)(?<=\S) *(?=(?:Traceback \(most recent call last\):|terminate called .*)$)"
 )
 """Before what begins behind a progress bar that has not ended its line."""
+_OTHERS = re.compile(r"\n(?:Thread 0x.*\n(?: .*\n)*\n?)+(?=(?:Current t|T)hread 0x)")
+"""The stacks among these of threads before the last, which in Python's order is the main one."""
+LOG_BYTES = 1 << 20
+"""What `log_end` is to be given: stacks of a hundred threads may be below an error."""
+_LOG_END = 1 << 14
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
@@ -67,6 +72,11 @@ _NUM_BELOW = 5  # lines of an error below its first one
 _NUM_RECENT = 20
 MAX_LINE = 300
 _TRAINER = "trainer: "
+
+
+def log_end(text: str) -> str:
+    """Return the last 16 KiB of a log, without the stacks of threads that did not fail."""
+    return _OTHERS.sub("\n", text)[-_LOG_END:]
 
 
 def errors_in(log_end: str) -> list[str]:

@@ -124,3 +124,19 @@ def test_the_exception_with_which_a_log_ends(log: str, found: str) -> None:
 def test_a_consequence_only_reports_a_lost_peer(last: str, *, is_one: bool) -> None:
     """In the last fatal error of a log."""
     assert bool(words.consequence(None, f"step 5\n[rank0]: {last}\n")) == is_one
+
+
+def test_stacks_of_other_threads_hide_no_message() -> None:
+    """Python writes those of up to 100 threads below what C++ says, the main one's last."""
+    stack = "Thread 0x00007f (most recent call first):\n" + '  File "a.py", line 3 in f\n' * 40
+    main = "Current thread 0x00007e (most recent call first):\n" + '  File "a.py", line 9 in g\n'
+    head = f"step 7\n{NCCL}{CPP}Fatal Python error: Aborted\n\n"
+    for end in (main, main.replace("Current t", "T")):
+        log = words.log_end(f"{head}{f'{stack}{chr(10)}' * 100}{end}")
+        assert log == f"{head}{end}"
+        assert words.last_exception(log).startswith("terminate called")
+
+
+def test_a_log_s_end_is_short() -> None:
+    """Whatever a program wrote, also without a line's end."""
+    assert len(words.log_end("x" * words.LOG_BYTES)) == 1 << 14
