@@ -71,12 +71,13 @@ def read_text(path: str | PathLike[str]) -> str:
         return file.read().decode("utf-8")
 
 
-def tail(path: str | PathLike[str], num_bytes: int, begin: int = 0) -> str:
-    """Return the last bytes of a file from `begin` on as text; empty where it cannot be read."""
+def tail(path: str | PathLike[str], num_bytes: int, begin: int = 0, stop: int | None = None) -> str:
+    """Return the last bytes of a file's from `begin` to `stop` as text; empty if unreadable."""
     with suppress(OSError), open_plain(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(begin, size - num_bytes, 0))
-        return file.read(num_bytes).decode(errors="replace")
+        stop = os.fstat(file.fileno()).st_size if stop is None else stop
+        begin = max(begin, stop - num_bytes, 0)
+        file.seek(begin)
+        return file.read(max(0, stop - begin)).decode(errors="replace")
     return ""
 
 

@@ -100,10 +100,11 @@ class Task:
         return self.child
 
     def wait(self) -> int:
-        """Wait for the command's end; return its code. Later signals have no effect."""
+        """Wait for the command's end; return its code. Later requests have no effect."""
         running = self.child
         assert running is not None  # noqa: S101 -- it was started
         self._loop.run(lambda: running.code is not None)
+        self._loop.turn(0)  # takes in a signal that has just arrived
         assert running.code is not None  # noqa: S101 -- just waited for
         return running.code
 
@@ -156,6 +157,8 @@ class Task:
             self._pass_on(signum)
         elif signum != signal.SIGUSR1:
             self.is_ending = True
+            # Sent to the process group, as by torchrun: the command was only faster to get it.
+            self.is_requested |= self.child.code == codes.of_wait_status(-signum)
 
     def _pass_on(self, signum: int) -> None:
         if signum == signal.SIGUSR1:

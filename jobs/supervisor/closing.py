@@ -12,7 +12,7 @@ from jobs.supervisor.guard import lost_nodes
 from jobs.supervisor.leaving import Leaving
 from jobs.supervisor.running import Ran
 from rundir import codes, failure, plain
-from rundir.failure import Failure, classify
+from rundir.failure import Failure, classify, words
 from rundir.failure.patterns import Finding
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jobs.supervisor.decide import Decision
     from rundir.nodes import BadNode
 
-_LOG_END = 16384
 _NO_PROGRAM = (2, 127)
 """Codes by which Slurm says that the program is not there, and env that the image has no bash."""
 _SHOWN_LINES = 20
@@ -149,7 +148,7 @@ class Closing:
 
     def _log_end(self, rank: int) -> str:
         begin = self._journal.reports.log_offsets.get(rank, 0)
-        return plain.tail(self._files.rank_log(rank), _LOG_END, begin)
+        return words.log_end(plain.tail(self._files.rank_log(rank), words.LOG_BYTES, begin))
 
     # ---- what is reported of it
 

@@ -34,7 +34,9 @@ class Launcher(NamedTuple):
     starts_none_without_gpus: bool = False
     """Without GPUs it becomes the program itself, and every rank trains as it should."""
     only_with: str = ""
-    """The option by which it starts ranks; without it, it is the program itself."""
+    """The option, or variable, by which it starts ranks; without it, it is the program itself."""
+    unless: tuple[str, str] = ("", "")
+    """An option, and the value with which it is the program itself."""
 
 
 _PROGRAM = "-- python train.py"
@@ -79,6 +81,19 @@ LAUNCHERS = {
         "-- python -m trl.scripts.sft",
         ("--num_machines",),
         starts_none_without_gpus=True,
+    ),
+    "axolotl train": Launcher(
+        ("axolotl train",),
+        "-- axolotl train CONFIG --launcher python",
+        ("--num_machines",),
+        starts_none_without_gpus=True,
+        unless=("--launcher", "python"),
+    ),
+    "swift sft": Launcher(
+        ("swift sft", "swift pt", "swift rlhf", "megatron sft", "megatron pt", "megatron rlhf"),
+        "-- swift sft",
+        variable="NNODES",
+        only_with="NPROC_PER_NODE",
     ),
     "mpirun": Launcher(("mpirun", "mpiexec", "prterun"), _MPI_PROGRAM),
     "horovodrun": Launcher(("horovodrun", "-m horovod.runner.launch"), _MPI_PROGRAM),
@@ -225,8 +240,7 @@ def check_launcher(
     if name is None or world_size == 1:
         return
     known = LAUNCHERS[name]
-    is_program = known.only_with and _option(words, known.only_with) is None
-    if is_program or _knows_others(words, known, environ):
+    if _is_program(words, known, environ) or _knows_others(words, known, environ):
         return
     superfluous = known.only_with or f"{name} and its options"
     remedy = f"leave {superfluous} away ({known.instead})"
@@ -243,6 +257,15 @@ def check_launcher(
         f"{name} in each of {world_size} ranks, where every one would train alone",
         remedy,
     )
+
+
+def _is_program(words: list[str], known: Launcher, environ: Mapping[str, str]) -> bool:
+    """Whether it starts no ranks of its own."""
+    option, value = known.unless
+    if value and _option(words, option) == value:
+        return True
+    is_named = _option(words, known.only_with) is not None or known.only_with in environ
+    return bool(known.only_with) and not is_named
 
 
 def _knows_others(words: list[str], known: Launcher, environ: Mapping[str, str]) -> bool:

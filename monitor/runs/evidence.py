@@ -13,6 +13,7 @@ from monitor.logs import files
 from monitor.runs.history import integer
 from rundir import events as event_log
 from rundir import plain
+from rundir.failure import words
 from rundir.paths import RunDir
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from rundir.events import Event
 
-_LOG_BYTES = 2**14  # of a rank's log: its end
 _TAIL_BYTES = 2**16  # of the metrics of an attempt: the last lines are enough
 
 
@@ -86,7 +86,7 @@ class RankLogs:
         self._files = RunDir(run_dir)
         self._begins: dict[int, dict[int, int | None]] = {}
         self.end = cache(self._read)
-        """Gives the last 16 KiB of (attempt, rank); empty where there is nothing to read."""
+        """Gives `words.log_end` of (attempt, rank); empty where there is nothing to read."""
         for event in events:
             rank = integer(event.get("rank"))
             if event.get("event") == "rank_up" and rank is not None:
@@ -100,17 +100,10 @@ class RankLogs:
     def _read(self, attempt: int, rank: int) -> str:
         begins = self._begins.get(rank, {})
         begin, later = begins.get(attempt) or 0, [begins[n] for n in sorted(begins) if n > attempt]
-        if not later:
-            return plain.tail(self.path(rank), _LOG_BYTES, begin)
         stop = next((offset for offset in later if offset is not None), None)
-        if stop is None:
+        if later and stop is None:
             return ""  # it is unknown where the later attempts begin
-        try:
-            with plain.open_plain(self.path(rank)) as file:
-                file.seek(max(begin, stop - _LOG_BYTES))
-                return file.read(max(0, stop - file.tell())).decode(errors="replace")
-        except OSError:
-            return ""
+        return words.log_end(plain.tail(self.path(rank), words.LOG_BYTES, begin, stop))
 
 
 def last_metrics(path: str, attempts: Sequence[int]) -> tuple[list[Event], int]:

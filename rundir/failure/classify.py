@@ -70,7 +70,7 @@ def classify(
 
     Args:
         events: of this attempt alone, in the order of the log, lost nodes included.
-        log_end: the last 16 KiB of what a rank wrote in this attempt.
+        log_end: `words.log_end` of what a rank wrote in this attempt.
         step_code: live: what the step as a whole ended with.
         guard: live: why the supervisor ended the step itself; empty if it did not.
         code: afterwards: what the attempt ended with, if that is known.

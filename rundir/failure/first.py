@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rundir.failure.attempt import Ends
 
     LogEnd = Callable[[int], str]
-    """Gives the last 16 KiB of what a rank wrote in this attempt, empty if there is nothing."""
+    """Gives `words.log_end` of what a rank wrote in this attempt, empty if there is nothing."""
 
 _ENDING = {"TERM", "INT", "HUP"}
 SPEAKS = (None, "ABRT")

@@ -139,6 +139,7 @@ BY_SLURM = {
 FOLLOWS = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Broken pipe|Connection refused|Socket Timeout|"
     r"remote process exited|ncclRemoteError|ncclSystemError|NCCL.*(watchdog|timeout)|"
+    r"Watchdog caught collective operation timeout|"
     r"TCPStore(?!.*(in use|EADDRINUSE))|store->get|recvValue failed|Connection was likely closed|"
     r"Timed out waiting|Poll error condition"
 )

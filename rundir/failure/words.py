@@ -21,6 +21,15 @@ _WHAT = re.compile(r"\n  what\(\): +")
 """The message of C++'s exception, below its type."""
 _STACKS = re.compile(r"\n(?:(?:Current t|T)hread 0x.*\n(?: .*\n)*\n?)+(?:Extension modules: .*\n)?")
 """What Python prints of its threads where a signal ends it."""
+_BESIDE = re.compile(
+    r"(?m)(?<=\S) *(?=(?:Traceback \(most recent call last\):|terminate called .*)$)"
+)
+"""Before what begins behind a progress bar that has not ended its line."""
+_OTHERS = re.compile(r"\n(?:Thread 0x.*\n(?: .*\n)*\n?)+(?=(?:Current t|T)hread 0x)")
+"""The stacks among these of threads before the last, which in Python's order is the main one."""
+LOG_BYTES = 1 << 20
+"""What `log_end` is to be given: stacks of a hundred threads may be below an error."""
+_LOG_END = 1 << 14
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
@@ -49,7 +58,8 @@ NO_REASON = re.compile(
     r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`|"
     r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull|"
     r"note: run with `RUST_BACKTRACE=| *\[bt\] \(\d+\) |"
-    r"frame #\d+: |I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
+    r"Exception raised from \S+ at |C\+\+ CapturedTraceback:|frame #\d+: |#\d+ .* from \S+:\d+$|"
+    r"<omitting python frames>|I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
     re.MULTILINE,
 )
 """Lines below an error that say nothing of it: advice that is always the same, C++'s frames, and
@@ -62,6 +72,11 @@ _NUM_BELOW = 5  # lines of an error below its first one
 _NUM_RECENT = 20
 MAX_LINE = 300
 _TRAINER = "trainer: "
+
+
+def log_end(text: str) -> str:
+    """Return the last 16 KiB of a log, without the stacks of threads that did not fail."""
+    return _OTHERS.sub("\n", text)[-_LOG_END:]
 
 
 def errors_in(log_end: str) -> list[str]:
@@ -90,9 +105,10 @@ def errors_in(log_end: str) -> list[str]:
 
 def _lines(log_end: str) -> list[str]:
     text = _STACKS.sub("\n", _WHAT.sub(": ", _COLOUR.sub("", log_end)))
-    text = _COMPLAINT.sub("Error:", text)
-    lines = (_PREFIX.sub("", line).rstrip(" \t│") for line in text.splitlines()[-_NUM_LINES:])
-    return [line for line in lines if not _RULE.fullmatch(line) and not NO_REASON.match(line)]
+    text = _BESIDE.sub("\n", _COMPLAINT.sub("Error:", text))
+    lines = (_PREFIX.sub("", line).rstrip(" \t│") for line in text.splitlines())
+    said = [line for line in lines if not _RULE.fullmatch(line) and not NO_REASON.match(line)]
+    return said[-_NUM_LINES:]
 
 
 def _fatal(lines: Sequence[str]) -> list[int]:

@@ -64,13 +64,14 @@ def test_a_launcher_in_every_rank_does_what_the_page_says(
     """
     name, others, several, told, instead, _ = row
     for command in code(name) + code(others):
-        starting = [f"{option}=2" for option in code(several)]
-        if starting:
+        starting = [f"{option}=2" for option in code(several) if option.startswith("--")]
+        variables = {name: "2" for name in code(several) if name.isupper()}
+        if starting or variables:
             check(*command.split(), "train.py")
         words = [*command.split(), *starting, "train.py"]
         with pytest.raises(UsageError, match=re.escape(f"({instead.replace('`', '')})")):
-            check(*words, SLURM_GPUS_ON_NODE="2")
-        check(*words, WORLD_SIZE="1")
+            check(*words, **variables, SLURM_GPUS_ON_NODE="2")
+        check(*words, **variables, WORLD_SIZE="1")
         assert capfd.readouterr().err == ""
         if several == "refused with GPUs, else a warning":
             check(*words)
@@ -78,7 +79,7 @@ def test_a_launcher_in_every_rank_does_what_the_page_says(
         else:
             assert several.startswith("refused")
             with pytest.raises(UsageError):
-                check(*words)
+                check(*words, **variables)
         options = [f"{c}=2" for c in code(told) if c.startswith("--")]
         if options:
             check(*command.split(), *options, *starting, "train.py")
@@ -184,6 +185,8 @@ def test_who_writes_mpirun_is_told_of_slurms(command: str) -> None:
         ("tune run full_finetune_distributed --config mine.yaml", {}),
         ("llamafactory-cli train mine.yaml", {"NNODES": "2", "SLURM_GPUS_ON_NODE": "2"}),
         ("llamafactory-cli export mine.yaml", {"SLURM_GPUS_ON_NODE": "2"}),
+        ("axolotl train mine.yml --launcher python", {"SLURM_GPUS_ON_NODE": "2"}),
+        ("swift sft mine.yaml", {"NPROC_PER_NODE": "2", "NNODES": "2"}),
         ("timeout 10 ./mine.sh torchrun", {}),
         ("setsid --wait ./mine.sh torchrun", {}),
         ("nsys profile --stats ./mine torchrun", {}),

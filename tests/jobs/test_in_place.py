@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from monitor.runs import record
 from tests.jobs.alive import LEAVES_CHILDREN, carriers, gone, wait_for
 
 if TYPE_CHECKING:
@@ -157,6 +158,30 @@ def test_the_last_line_is_one_of_its_own(scripts: Scripts) -> None:
     assert result.err.splitlines()[-2] == "    50%"
     assert result.err.splitlines()[-1].startswith("prelaunch: rank ")
     assert scripts.run("prelaunch.sh", "--", "echo", "-n", "50%").out.endswith("] 50%\n")
+
+
+_MANY_STACKS = r"""
+import os, sys, threading, time
+def wait(depth):
+    wait(depth - 1) if depth else time.sleep(60)
+for _ in range(60):
+    threading.Thread(target=wait, args=(40,), daemon=True).start()
+time.sleep(1)
+sys.stderr.write("terminate called after throwing an instance of 'E'\n  what():  bad link\n")
+os.abort()
+"""
+
+
+def test_the_stacks_of_many_threads_hide_no_error(scripts: Scripts) -> None:
+    """The line above them is quoted, however far it is from the log's end; afterwards, too."""
+    command = ("--", "python3", "-c", _MANY_STACKS)
+    result = scripts.run("prelaunch.sh", *command, DDP_NPROC_PER_NODE="1", DDP_RUN_NAME="m")
+    quote = "terminate called after throwing an instance of 'E': bad link"
+    assert f"code 134: {quote}; its log: " in result.err.splitlines()[-1]
+    assert len(result.err) < 10_000
+    scripts.run("prelaunch.sh", "--", "true", DDP_NPROC_PER_NODE="1", DDP_RUN_NAME="m")
+    first, _ = record.read(str(result.run_dir))["attempts"]
+    assert first["failure"]["error"] == quote
 
 
 def test_a_line_without_end_is_told_once(scripts: Scripts) -> None:

@@ -37,6 +37,23 @@ GROUP = """\
     | ValueError: bad sample 17
     +------------------------------------
 """
+TIMEOUT = (
+    "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with"
+    " exception: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7,"
+    " OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600010 milliseconds before timing out."
+)
+RAISED = "Exception raised from checkTimeout at ../Process.cpp:632 (most recent call first):"
+NCCL = (
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    f"  what():  {TIMEOUT}\n{RAISED}\n"
+)
+CPP = "".join(f"frame #{n}: <unknown function> + 0x2724a (0x7f in libc.so.6)\n" for n in range(70))
+SYMBOLS = "C++ CapturedTraceback:\n" + "".join(f"#{n} f() from a.cpp:{n}\n" for n in range(70))
+ABORTED = (
+    "Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n"
+    '  File "a.py", line 3 in f\n'
+)
+BAR = " 24%|██▍       | 24/100 [00:00<00:00, 96.15it/s]"
 CALLED = "subprocess.CalledProcessError: Command 'python a.py' returned non-zero exit status 1."
 ELASTIC = (
     f"E1123 10:00:00 77 api.py:882] failed (exitcode: 1) local_rank: 1\n{TRACEBACK}"
@@ -70,6 +87,10 @@ ELASTIC = (
         ("[rank0]: [rank0]: OtherError: x\n", "OtherError: x"),
         (HYDRA, "Could not override 'epoch'."),
         (GROUP, "ValueError: bad sample 17"),
+        (f"{NCCL}{CPP}\n{ABORTED}", NCCL.partition("\n")[0]),
+        (f"{NCCL}{SYMBOLS}\n{ABORTED}", NCCL.partition("\n")[0]),
+        (f"\r{BAR}{TRACEBACK}lib.Missing: lr\n", "lib.Missing: lr"),
+        (f"\r{BAR} {NCCL}", NCCL.partition("\n")[0]),
         ("╭─ Error ────╮\n│ No data:   │\n│ give --data │\n╰────────────╯\n", "Error: No data:"),
         (f"{TRACEBACK}\x1b[1;35mlib.Missing\x1b[0m: \x1b[35mlr\x1b[0m\n", "lib.Missing: lr"),
         (f"{TRACEBACK}OtherError: several\n" + "\tconv: size\n" * 30, "OtherError: several"),
@@ -93,6 +114,7 @@ def test_the_exception_with_which_a_log_ends(log: str, found: str) -> None:
         ("RuntimeError: NCCL error: ncclRemoteError: a call failed\n[rank0]: more", True),
         ("RuntimeError: NCCL error, unhandled system error\n[rank0]: ncclSystemError: x", True),
         (f"torch.distributed.DistNetworkError: {STORE_GONE}", True),
+        (f"{NCCL}{CPP}{ABORTED}", True),
         (f"{XGBOOST}- [socket.h:79]: Poll error condition:Success code:0\n{FRAMES}", True),
         ("ValueError: the data is bad", False),
         ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", False),
@@ -102,3 +124,19 @@ def test_the_exception_with_which_a_log_ends(log: str, found: str) -> None:
 def test_a_consequence_only_reports_a_lost_peer(last: str, *, is_one: bool) -> None:
     """In the last fatal error of a log."""
     assert bool(words.consequence(None, f"step 5\n[rank0]: {last}\n")) == is_one
+
+
+def test_stacks_of_other_threads_hide_no_message() -> None:
+    """Python writes those of up to 100 threads below what C++ says, the main one's last."""
+    stack = "Thread 0x00007f (most recent call first):\n" + '  File "a.py", line 3 in f\n' * 40
+    main = "Current thread 0x00007e (most recent call first):\n" + '  File "a.py", line 9 in g\n'
+    head = f"step 7\n{NCCL}{CPP}Fatal Python error: Aborted\n\n"
+    for end in (main, main.replace("Current t", "T")):
+        log = words.log_end(f"{head}{f'{stack}{chr(10)}' * 100}{end}")
+        assert log == f"{head}{end}"
+        assert words.last_exception(log).startswith("terminate called")
+
+
+def test_a_log_s_end_is_short() -> None:
+    """Whatever a program wrote, also without a line's end."""
+    assert len(words.log_end("x" * words.LOG_BYTES)) == 1 << 14

@@ -78,6 +78,21 @@ def test_whatever_asks_for_the_end_is_a_sigterm(tmp_path: Path, signum: int) -> 
     assert one.is_ending
 
 
+@pytest.mark.parametrize(("signum", "is_requested"), [(15, True), (2, True), (9, False)])
+def test_a_signal_to_the_whole_group_is_a_request(
+    tmp_path: Path, signum: int, *, is_requested: bool
+) -> None:
+    """As torchrun's: the command, which gets it too, may be dead before this process wakes up."""
+    one = begin(tmp_path, "echo ready; exec sleep 60")
+    assert one.child is not None
+    one.child.send(signum)
+    Cluster.until(lambda: not procfs.is_alive(one.child.pid), 10, "it is dead")
+    tell(signal.SIGTERM if signum == signal.SIGKILL else signum)
+    assert one.wait() == 128 + signum
+    assert one.is_ending
+    assert one.is_requested == is_requested
+
+
 def test_a_command_that_was_stopped_can_still_end_by_itself(tmp_path: Path) -> None:
     """It goes on for that: it may have something to save."""
     one = begin(tmp_path, "trap 'exit 75' TERM; echo ready; while :; do sleep 0.05; done")
