@@ -95,7 +95,8 @@ install_system() {
     headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')
     if [[ $headers == /usr/include/* && ! -e $headers/Python.h ]]; then missing+=(python3-dev); fi
     ((${#missing[@]})) || return 0
-    if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; }; then
+    # A base that was imported keeps the packages themselves.
+    if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}" && apt-get clean; }; then
         echo "install: warning: the image goes without ${missing[*]}: NCCL needs libibverbs for InfiniBand, and --compile g++ and Python.h; add them to BASE_IMAGE" >&2
     fi
     rm -rf /var/lib/apt/lists/*

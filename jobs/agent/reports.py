@@ -12,6 +12,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from jobs.agent.command import is_preflight
 from jobs.messages import info, write
 from rundir import channel, events
 from rundir.paths import RunDir
@@ -46,6 +47,7 @@ class Reports:
         self.is_supervised = environ.get(channel.SUPERVISED) == "1"
         self._output = output
         self._file = files.node_events(node) if self.is_supervised else files.events
+        self._is_preflight = is_preflight(environ)  # whose reports are no events of the run
         self._rank = environ.get("RANK", node)
         self._num_delivered = 0
         self._socket: socket.socket | None = None
@@ -84,7 +86,7 @@ class Reports:
             self._keep(b"".join(self._output.take_undelivered()))
 
     def _keep(self, data: bytes) -> None:
-        if not data:
+        if not data or self._is_preflight:
             return
         try:
             events.append(self._file, data)

@@ -114,6 +114,16 @@ def test_nccl_finds_infiniband_and_compile_its_compiler(image: str, run: Run) ->
     assert run("docker", *LIMITED, image, "sh", "-c", compiled).returncode == 7
 
 
+def test_the_image_keeps_no_package_that_it_installed(image: str, run: Run) -> None:
+    """Nor apt's own indices, where the base is no image of Docker's, whose apt keeps none."""
+    found = run(
+        *("docker", "run", "--rm", "--entrypoint", "find", image),
+        *("/var/cache/apt", "/var/lib/apt/lists", "-type", "f", "-size", "+0"),
+    )
+    assert found.returncode == 0, found.stderr
+    assert not found.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "ending"),
     [

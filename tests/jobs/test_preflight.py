@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,21 @@ def test_one_that_cannot_run_stops_no_job(slurm: Scripts) -> None:
     )
     assert not done.of("preflight")
     assert done.of("start")
+
+
+def test_one_that_fails_leaves_no_event_to_the_ranks(slurm: Scripts) -> None:
+    """What its agent kept of its end, as a failing rank's does, is not of the run."""
+    python = slurm.directory / "python"
+    python.write_text(
+        f'#!/bin/bash\n[[ "$*" != *trainer.preflight* ]] || exit 3\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    task = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2"
+    words = "while [[ $1 == -* ]]; do shift; done"
+    instead(slurm, f"{words}; export {task} SLURM_STEP_TASKS_PER_NODE='1(x2)'; exec \"$@\"")
+    done = slurm.run("prelaunch.sh", "--", "true", DDP_PYTHON=str(python), **ON)
+    assert done.code == 0, done.err
+    assert {event["code"] for event in done.of("rank_end")} == {0}
 
 
 def test_a_node_is_named_and_the_table_shown(slurm: Scripts) -> None:
