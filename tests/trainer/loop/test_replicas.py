@@ -1,5 +1,7 @@
 """Copies of a model whose weights differ: found, named, and never saved."""
 
+import os
+import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from rundir.failure import patterns
+from rundir.paths import MEMORY, snapshots_prefix
 from trainer.checkpoint.shards import hash_of
 from trainer.loop.replicas import odd_ranks
 from trainer.parallel.layout import Layout
@@ -70,6 +73,20 @@ def test_it_is_found_between_checkpoints(start_ranks: Start, flipped: str) -> No
     options = (*_OPTIONS, "--check-replicas", "1")
     started = start_ranks(2, "--workload", flipped, *options, env={"FLIPPED": "0"})
     assert all(started.wait())
+    steps = {(e["rank"], e["step"]) for e in started.run.events("replica_differs")}
+    assert steps == {(0, 6), (1, 6)}
+
+
+@pytest.mark.slow
+def test_it_is_in_no_snapshot(start_ranks: Start, flipped: str) -> None:
+    """It is found before the first one that would have it, long before a checkpoint."""
+    launch_id = f"test-{os.getpid()}-replicas.1.1"
+    options = ("--global-batch-size", "6", "--max-steps", "10", "--snapshot-every", "2")
+    env = {"FLIPPED": "0", "DDP_LAUNCH_ID": launch_id, "DDP_NODE": "one", "DDP_ATTEMPT": "1"}
+    started = start_ranks(2, "--workload", flipped, *options, env=env)
+    assert all(started.wait())
+    for left in Path(MEMORY).glob(f"{snapshots_prefix(launch_id)}*"):
+        shutil.rmtree(left)
     steps = {(e["rank"], e["step"]) for e in started.run.events("replica_differs")}
     assert steps == {(0, 6), (1, 6)}
 
