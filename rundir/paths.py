@@ -36,7 +36,7 @@ NODE_EVENTS = re.compile(r"events\.(.+)\.jsonl")
 
 def run_name(job_id: str) -> str:
     """Return the name of a job's run directory, unless DDP_RUN_NAME gives one."""
-    return JOB_PREFIX + job_id
+    return f"{JOB_PREFIX}{job_id}"
 
 
 def step_name(step: int) -> str:
