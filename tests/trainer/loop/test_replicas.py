@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rundir.failure import patterns
+from rundir.failure import classify
 from rundir.paths import MEMORY, snapshots_prefix
 from trainer.checkpoint.shards import hash_of
 from trainer.loop.replicas import odd_ranks
@@ -65,6 +65,9 @@ def test_a_copy_that_differs_is_named_and_not_saved(start_ranks: Start, flipped:
     assert "data-parallel copies must be the same to the bit" in failures[1]
     assert all("to the bit" not in failures.get(rank, "") for rank in (0, 2))
     assert not any("step-8" in name for name in started.run.checkpoints())
+    ended = {"event": "rank_end", "rank": 1, "code": 70, "signal": None, "requested": False}
+    finding = classify([event, *started.run.events("failure"), ended], step_code=70).finding
+    assert (finding.failure_class, finding.line) == ("hardware", failures[1])
 
 
 @pytest.mark.slow
@@ -144,9 +147,3 @@ def test_each_part_is_compared_with_its_own_copies(
 ) -> None:
     """The majority is right; without one, all are suspects."""
     assert odd_ranks(hashes, layout) == odd
-
-
-def test_its_words_are_a_fault_of_hardware() -> None:
-    """What the rank says is in the table of failures."""
-    (row,) = [row for row in patterns.TABLE if "same to the bit" in row.pattern]
-    assert row.failure_class == "hardware"
