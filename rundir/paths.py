@@ -17,15 +17,26 @@ LATEST = "latest"
 BEST = "best"
 LOGS = "logs"
 DEBUG = "debug"
+TRACES = "nccl-trace-rank-"
+"""How the names of the flight recorder's dumps in DEBUG begin: the rank follows."""
 PREFLIGHT = ".preflight"
 TRAINER_LOCK = ".trainer"
 """Locked by the rank 0 of a trainer that no job started."""
+
+JOB_PREFIX = "slurm-"
+"""How the names of a job's run directory and logs begin: its id follows."""
+SAMPLES_SUFFIX = ".gutil"
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 JOB_LOCK = re.compile(r"lock\.([0-9]+)")
 STEP = re.compile("step-([0-9]{1,18})")
 """A complete checkpoint's name."""
 NODE_EVENTS = re.compile(r"events\.(.+)\.jsonl")
+
+
+def run_name(job_id: str) -> str:
+    """Return the name of a job's run directory, unless DDP_RUN_NAME gives one."""
+    return f"{JOB_PREFIX}{job_id}"
 
 
 def step_name(step: int) -> str:
@@ -60,7 +71,7 @@ def snapshots_prefix(launch_id: str) -> str:
 
 def gutil_path(out: str, job_id: str, node: str) -> str:
     """Where a node's samples are written."""
-    return os.path.join(out, f"slurm-{job_id}.{node}.gutil")
+    return os.path.join(out, f"{run_name(job_id)}.{node}{SAMPLES_SUFFIX}")
 
 
 def nodes_path(out: str) -> str:
@@ -82,6 +93,7 @@ class RunDir:
         self.latest = self._at(CHECKPOINTS, LATEST)
         self.logs = self._at(LOGS)
         self.debug = self._at(DEBUG)
+        self.traces = self._at(DEBUG, TRACES)
 
     def rank_log(self, rank: int) -> str:
         """Where a rank's own output is."""
@@ -94,6 +106,10 @@ class RunDir:
     def torchrun_log(self, node: str) -> str:
         """Where torchrun writes its messages, if it starts the ranks of a node."""
         return self._at(LOGS, f"torchrun-{node}.log")
+
+    def stack(self, attempt: int, rank: int) -> str:
+        """Where a rank writes its own stacks on request."""
+        return self._at(DEBUG, f"stack-{attempt}-rank-{rank}.txt")
 
     def preflight_log(self, node: str) -> str:
         """Where the preflight's process of a node writes its messages."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jobs import checks
 from jobs.checks import switch, whole_number
 from jobs.messages import UsageError
+from rundir.paths import run_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ def complete(environ: Mapping[str, str]) -> dict[str, str]:
     env["DDP_OUT"] = out
     attempt = env["DDP_ATTEMPT"] = env.get("DDP_ATTEMPT") or "1"
     whole_number("DDP_ATTEMPT", attempt, 1, 999_999_999)
-    env["DDP_RUN_DIR"] = env.get("DDP_RUN_DIR") or os.path.join(out, f"slurm-{job}")
+    env["DDP_RUN_DIR"] = env.get("DDP_RUN_DIR") or os.path.join(out, run_name(job))
     env["DDP_LAUNCH_ID"] = env.get("DDP_LAUNCH_ID") or f"{job}.{attempt}.{os.getpid()}"
     return env
 

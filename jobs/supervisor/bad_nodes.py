@@ -126,7 +126,7 @@ def _broken(failure: Failure, events: Sequence[Event]) -> dict[str, str]:
     if not reasons and finding.failure_class == HARDWARE and first is not None and first.node:
         if finding.place == "log":
             reasons[first.node] = f"rank {first.rank} reports: {finding.line}"
-        elif finding.place == "error":
+        elif finding.place == "copies":
             reasons |= _differing(events)
     return reasons
 

@@ -263,7 +263,7 @@ class _Case:
     def _idle_words(self) -> str:
         missed, remedy = "no new checkpoint", ""
         if self.job.is_own_command:
-            missed += f" by the word of {self.job.run_dir}/checkpoints/latest"
+            missed += f" by the word of {paths.RunDir(self.job.run_dir).latest}"
             remedy = "; a command that writes none there needs a higher DDP_MAX_IDLE_RESTARTS"
         if self.counters.idle == 1:
             return f"this start brought {missed} (DDP_MAX_IDLE_RESTARTS=0){remedy}"

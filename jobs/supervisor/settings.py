@@ -14,6 +14,7 @@ from jobs.checks import check_no_tilde
 from jobs.messages import UsageError
 from jobs.programs import check_root
 from jobs.supervisor import settings_table as table
+from rundir import paths
 from rundir.text import counted
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], known: Known) ->
     settings.note("DDP_JOB_ID", known.job_id, known.job_id_origin)
     settings.apply(table.Row("DDP_RUN_NAME", None, check=table.RUN_NAME))
     # The directory is this job's own: what an outer job exported does not count.
-    name = settings.get("DDP_RUN_NAME") or f"slurm-{known.job_id}"
+    name = settings.get("DDP_RUN_NAME") or paths.run_name(known.job_id)
     settings.note("DDP_RUN_DIR", f"{settings['DDP_OUT']}/{name}", "DDP_OUT and the run's name")
     note_attempt(settings, 1, known.job_id)
     # The same after a requeue and in every link of a chain, because it comes from the name.

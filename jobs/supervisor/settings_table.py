@@ -137,7 +137,7 @@ def of_torch(run_dir: str) -> tuple[Row, ...]:
         Row("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
         Row("TORCH_FR_BUFFER_SIZE", "2000"),
         # Where it is looked for. Its name before torch 2.9 earns a warning from every rank, too.
-        Row("TORCH_FR_DUMP_TEMP_FILE", f"{run_dir}/debug/nccl-trace-rank-", "the watchdog"),
+        Row("TORCH_FR_DUMP_TEMP_FILE", paths.RunDir(run_dir).traces, "the watchdog"),
         # The watchdog asks for a hung rank's dump: the backend that is new in torch 2.15 does not
         # listen. The trainer, which torchrun may start without us, sets the same.
         Row("TORCH_DIST_USE_NCCL2", "0", "the watchdog"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from monitor.errors import UserError
 from monitor.logs import files as logfiles
 from monitor.logs.files import is_run, written_s
+from rundir.paths import run_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ class Target:
     def name(self) -> str:
         """What to call it where no run has a name."""
         if self.job is not None:
-            return f"slurm-{self.job}"
+            return run_name(self.job)
         return self.folder or ", ".join(Path(path).name for path in self.files)
 
     def logs(self, job_ids: Sequence[str]) -> list[str]:
@@ -112,7 +113,7 @@ def _folder(path: str) -> Target:
     if not logs:
         return Target(folder=path)  # they may appear
     job, _ = logfiles.named(max(logs, key=os.path.getmtime))
-    run_dir = None if job is None else str(Path(path, f"slurm-{job}"))
+    run_dir = None if job is None else str(Path(path, run_name(job)))
     if run_dir is not None and is_run(run_dir):
         return _run(run_dir)
     return Target(folder=path, job=job)

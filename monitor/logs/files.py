@@ -38,15 +38,13 @@ _NO_TEXT = {
 """First bytes of files that would be read as unreadable rows."""
 _SIGN_BYTES = max(map(len, _NO_TEXT))
 
-_SUFFIX = ".gutil"
 _RUN_FILES = (run_files.EVENTS, run_files.METRICS)
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
 _ROTATED = re.compile(
     rf"(?P<log>.+\.gutil)\.(?P<number>[1-9]\d{{0,3}})({'|'.join(map(re.escape, _PACKED))})?",
     re.ASCII | re.DOTALL,
 )
-_JOB = "slurm-"
-_NAME = re.compile(rf"{_JOB}(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
+_NAME = re.compile(rf"{run_files.JOB_PREFIX}(?P<job>[^.]+)\.(?P<host>.+)", re.DOTALL)
 
 
 def no_text(beginning: bytes | bytearray) -> str | None:
@@ -191,7 +189,8 @@ def beside_run(run_dir: str) -> list[str]:
 
 def jobs_by_name(name: str) -> list[str]:
     """Return the job that a run directory is named for, `slurm-<job>`; none: it has a name."""
-    return [name.removeprefix(_JOB)] if name.startswith(_JOB) else []
+    prefix = run_files.JOB_PREFIX
+    return [name.removeprefix(prefix)] if name.startswith(prefix) else []
 
 
 def _in_directory(path: str) -> list[str]:
@@ -215,7 +214,7 @@ def _listed(folder: str) -> dict[str, list[str]]:
         rotated = _ROTATED.fullmatch(name)
         if rotated:
             numbered.setdefault(rotated["log"], []).append((-int(rotated["number"]), name))
-        elif name.endswith(_SUFFIX):
+        elif name.endswith(run_files.SAMPLES_SUFFIX):
             numbered.setdefault(name, []).append((0, name))
     return {log: [name for _, name in sorted(files)] for log, files in numbered.items()}
 

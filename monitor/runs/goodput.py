@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from monitor.runs.history import mappings, number, seconds, spans, times
+from rundir import codes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from monitor.runs.history import Attempt, Span
     from rundir.events import Event
 
+_SOUND = (codes.FINISHED, codes.STOPPED)
 _CUMULATIVE = ("data_wait_s", "checkpoint_s", "validation_s")
 
 
@@ -119,7 +121,7 @@ def _within(attempt: Attempt, span: Span) -> Ledger:
     else:
         parts = replace(parts, unknown_s=training_s)
     still_s = moments.work_ended_s - moments.trained_to_s
-    if attempt.code is None or attempt.code in (0, 75):
+    if attempt.code is None or attempt.code in _SOUND:
         # unknown after the last number of a killed run; else it is the way to the end
         parts = replace(parts, unknown_s=parts.unknown_s + still_s)
     else:
@@ -152,7 +154,7 @@ class _Moments:
             self.trained_to_s = at_s = _between(self.trained_from_s, trained[1], span)
         is_over = bool(ends_s) or attempt.code is not None
         ended_s = min(ends_s) if ends_s else (at_s if is_over else span.end_s)
-        if attempt.code in (0, 75) and trained is not None:
+        if attempt.code in _SOUND and trained is not None:
             ended_s = at_s  # what follows the last number of a sound end is the way out
         self.work_ended_s = _between(at_s, ended_s, span)
 

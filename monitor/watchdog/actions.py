@@ -12,6 +12,7 @@ from monitor.watchdog.heartbeats import read_children, read_heartbeats
 from monitor.watchdog.local_ranks import FILE_S, PROC_S
 from monitor.watchdog.stacks import Stack, StackTaker, Target, ask_for_trace
 from rundir import procfs
+from rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ class Actions:
         self._memory = Bounded("end")
         self._network = Bounded("connect")
         self._emit = emit
-        self._taker = StackTaker(f"{settings.run_dir}/debug", settings.attempt)
+        self._taker = StackTaker(RunDir(settings.run_dir), settings.attempt)
         self.is_ending = False
 
     def poll(self) -> Observation:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.logs.files import size_bytes
 from rundir import plain, procfs, secrets
+from rundir.paths import TRACES, RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,9 +127,9 @@ def parse_py_spy(text: str) -> list[Frame]:
 
 @dataclass
 class StackTaker:
-    """Takes stacks into `directory`, which is slow at times: call it in a thread with a bound."""
+    """Takes stacks of a run, whose disk is slow at times: call it in a thread with a bound."""
 
-    directory: str
+    files: RunDir
     attempt: int
     _spy: str | None = field(default_factory=lambda: shutil.which("py-spy"))
 
@@ -141,18 +142,18 @@ class StackTaker:
         return taken
 
     def traces(self) -> list[str]:
-        """Name the flight recorder's dumps that lie in the directory, of this run's attempts."""
+        """Name the flight recorder's dumps, of all attempts of the run."""
         try:
-            names = sorted(os.listdir(self.directory))
+            names = sorted(os.listdir(self.files.debug))
         except OSError:
             return []
-        return [f"{self.directory}/{name}" for name in names if name.startswith("nccl-trace-rank-")]
+        return [f"{self.files.debug}/{name}" for name in names if name.startswith(TRACES)]
 
     def _ask_trainers(self, targets: Sequence[Target]) -> dict[int, Stack]:
         """Signal all of them, then wait for the answers of all."""
         asked: dict[int, tuple[str, int]] = {}
         for target in targets:
-            path = f"{self.directory}/stack-{self.attempt}-rank-{target.rank}.txt"
+            path = self.files.stack(self.attempt, target.rank)
             if self._can_answer(target.pid):
                 asked[target.rank] = (path, size_bytes(path))
                 with suppress(ProcessLookupError):  # it may have ended meanwhile
@@ -169,7 +170,7 @@ class StackTaker:
         dumps = [(pid, dump) for pid in pythons[:_MAX_SPIED] if (dump := self._spy_on(pid))]
         text = "".join(dump for _, dump in dumps)
         text += "".join(_head(pid) + procfs.describe(pid) for pid in target.pids or (target.pid,))
-        path = f"{self.directory}/proc-{self.attempt}-rank-{target.rank}.txt"
+        path = f"{self.files.debug}/proc-{self.attempt}-rank-{target.rank}.txt"
         written = path if _write(path, text) else None
         frames = parse_py_spy(dumps[0][1]) if dumps else []
         return describe(frames, written) if frames else Stack(_kernel(target.pid), written)

@@ -232,6 +232,7 @@ class _Case:
         log = "" if end.rank is None else self._log_end(end.rank)
         signs = {"log": log, "signal": end.signal or ""}
         signs["fault"] = self._fault(end)
+        signs["copies"] = self._differs(end)
         signs["oom"] = "true" if end.rank in self.ends.oom else ""
         if end.signal in _SILENCED:
             return signs
@@ -255,6 +256,10 @@ class _Case:
     def _fault(self, end: End) -> str:
         faults = (e for e in read.every(self.events, "gpu_fault") if e.get("node") == end.node)
         return read.text(next(faults, {}).get("text")) or ""
+
+    def _differs(self, end: End) -> str:
+        differing = (e.get("rank") for e in read.every(self.events, "replica_differs"))
+        return (self._reported(end) or "replica_differs") if end.rank in differing else ""
 
     def _has_trained(self) -> bool:
         names = ("first_step", "checkpoint")

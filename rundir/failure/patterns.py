@@ -49,6 +49,7 @@ _BROKEN = "|".join(map(str, sorted(xids.BROKEN)))
 #   oom      `true`: the kernel ended it          nan      what was done about a non-finite loss
 #   fault    what the monitor saw break in a GPU of the failed rank's node
 #   start    on which node no rank came up, or that none did at all
+#   copies   its word for having other weights than its data-parallel copies
 TABLE: tuple[Row, ...] = (
     Row("code", r"0", None, "finished"),
     Row("code", r"64", "user", "found its input or environment wrong"),
@@ -58,8 +59,7 @@ TABLE: tuple[Row, ...] = (
          r"NVLink.*(uncorrectable|fatal) error|uncorrectable NVLink error|hardware stack error|"
          r"peer GPU memory over nvlink or a hardware error|CUDA error: system not yet initialized",
          "hardware", "was hit by a fault of its GPU"),
-    Row("error", r"data-parallel copies must be the same to the bit", "hardware",
-         "has weights that its copies do not have"),
+    Row("copies", r".+", "hardware", "has weights that its copies do not have"),
     Row("node", r".+", "hardware", "lost its node"),
     Row("start", r" on \S+", "hardware", "could not start a rank"),
     Row("fault", r".+", "hardware", "was hit by a fault of its GPU"),

@@ -85,6 +85,20 @@ def test_a_node_is_named_and_the_table_shown(slurm: Scripts) -> None:
     assert not done.of("preflight_report")
 
 
+def test_a_node_whose_file_the_supervisor_does_not_see(slurm: Scripts) -> None:
+    """It has written one, elsewhere; the other's is there, with this start's token."""
+    name, text = os.uname().nodename, slurm.directory / "reports"
+    text.write_text("".join(report(node, ("run_dir_s", 0.1, "")) for node in (name, "other")))
+    left = f'"$DDP_RUN_DIR/.preflight/{name}"'
+    instead(slurm, f'printf %s "$DDP_LAUNCH_ID" >{left}; cat {text}; exit 0')
+    done = slurm.run("prelaunch.sh", "--preflight")
+    assert done.code == 70, done.err
+    reasons = {event["node"]: event["reason"] for event in done.of("preflight")}
+    assert reasons.pop(name) is None
+    assert "its file, by the supervisor: run_dir_unseen 1 files" in reasons["other"]
+    assert not (done.run_dir / ".preflight").exists()
+
+
 @pytest.mark.parametrize(("num_tasks", "code"), [("4", 70), ("3", 0)])
 def test_fewer_gpus_than_others_are_no_fault_where_nodes_have_fewer_ranks(
     slurm: Scripts, num_tasks: str, code: int

@@ -13,9 +13,11 @@ SOURCES = [
 ]
 WRITTEN_ONCE = {
     "a file of the run directory": r'"(events|metrics)\.jsonl"|"run\.json"|[/"]rank-\{',
+    "a directory of the run directory": r'\}/(checkpoints|logs|debug)\b|"nccl-trace-|[/"]stack-\{',
+    "a run's name, and its samples'": r'"slurm-|"\.gutil"',
     "a checkpoint's name": r'"step-|f"step-',
     "an exit code": r"^\w*(CODE|EXIT|STOPPED|FAILED|HUNG|USAGE|USER)\w*\s*(:.*)?= (64|70|75|76)$"
-    r"|\b(exit|return) (64|70|75|76)\b",
+    r"|\b(exit|return)[ (](64|70|75|76)\b|([!=]=|\bin \(.*) ?\b(64|70|75|76)\b",
     "the layout of a heartbeat": r"DDPBEAT1|<8s7q16s",
     "the names of secrets": r"CREDENTIAL",
     "a frame of the channel": r"\\x1eddp",

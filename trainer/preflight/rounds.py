@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,7 +84,8 @@ class Leader:
 
     def begin(self, number: int) -> None:
         """Name the pairs of this round; none, if all is known."""
-        picked = pairs.next_round(list(self._members), self.measured, self._ratio)
+        wanted = list(self._members) if math.isfinite(self._ratio) else []  # else: left out
+        picked = pairs.next_round(wanted, self.measured, self._ratio)
         self._pairs = [(self._members[first], self._members[second]) for first, second in picked]
         self._store.set(f"round/{number}", json.dumps(self._pairs))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch._C import _distributed_c10d as c10d
 
-from rundir.paths import DEBUG
+from rundir.paths import TRACES, RunDir
 from trainer.telemetry.profiling import no_trace_is_worth_a_run
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.distributed.rendezvous import Backend
 
-_NAME = "nccl-trace-rank-"
-"""As `jobs/prelaunch.sh` names them, which the watchdog looks for."""
 _DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 """What gives a rank's record. Older torches have none of gloo."""
 
@@ -38,7 +36,7 @@ def remember(config: Config, run_dir: Path | None, env: MutableMapping[str, str]
     env["TORCH_FR_BUFFER_SIZE"] = str(config.flight_recorder)
     env.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     if run_dir is not None:
-        env.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{run_dir.absolute() / DEBUG / _NAME}")
+        env.setdefault("TORCH_FR_DUMP_TEMP_FILE", RunDir(str(run_dir.absolute())).traces)
 
 
 class FlightRecorder:
@@ -46,7 +44,7 @@ class FlightRecorder:
 
     def __init__(self, config: Config, folder: Path, rank: int, backend: Backend) -> None:
         """Make the folder, for torch does not, where anything is to be remembered."""
-        self._path = folder / f"{_NAME}{rank}"
+        self._path = folder / f"{TRACES}{rank}"
         self._backend: Backend = backend if config.flight_recorder else "none"
         if self._backend != "none":
             with contextlib.suppress(OSError):  # `write` reports what is wrong with it

@@ -10,8 +10,8 @@ import faulthandler
 import mmap
 import os
 import signal
+from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING
 
 from rundir.heartbeat import (
     BEAT,
@@ -26,12 +26,9 @@ from rundir.heartbeat import (
     SIZE_BYTES,
     Phase,
 )
-from rundir.paths import DEBUG
+from rundir.paths import RunDir
 from rundir.plain import plain_opener
 from trainer.text import warn
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Plain numbers: looking up a member of an enumeration costs as much as the heartbeat itself.
 START, DATA, FORWARD, BACKWARD, UPDATE, AGREE, LOG, VALIDATE, SAVE, LOAD, END = map(int, Phase)
@@ -125,7 +122,7 @@ class Stacks:
         if run_dir is None or not run_dir.is_dir():
             faulthandler.register(signal.SIGUSR2, file=_STANDARD_ERROR, all_threads=True)
             return
-        path = run_dir / DEBUG / f"stack-{attempt}-rank-{rank}.txt"
+        path = Path(RunDir(str(run_dir)).stack(attempt, rank))
         try:
             path.parent.mkdir(exist_ok=True)
             self._file = open(path, "a", encoding="utf-8", opener=plain_opener)  # noqa: SIM115

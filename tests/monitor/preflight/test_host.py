@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -40,11 +41,26 @@ def test_ports_that_are_up_count_and_have_a_rate(tmp_path: Path) -> None:
 
 
 def test_room_in_memory_and_for_temporary_files(tmp_path: Path) -> None:
-    """None where nothing is; locked memory is read only where InfiniBand wants it."""
+    """None where nothing is."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     read = values(host.memory(tmp_path, str(tmp_path)))
-    assert {"shm_mib", "tmp_mib"} <= set(read)
+    assert set(read) == {"shm_mib", "tmp_mib"}
+    assert all(read.values())
     assert values(host.memory(tmp_path / "dev", "/nowhere")) == {"shm_mib": 0, "tmp_mib": 0}
+
+
+@pytest.mark.parametrize(
+    ("soft", "read"), [(8 << 20, {"memlock_mib": 8}), (resource.RLIM_INFINITY, {})]
+)
+def test_memory_that_may_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soft: int, read: dict[str, object]
+) -> None:
+    """It is read only where there is a limit, and InfiniBand, which needs it."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    assert "memlock_mib" not in values(host.memory(tmp_path, str(tmp_path)))
+    port(tmp_path, "mlx5_0")
+    found = values(host.memory(tmp_path, str(tmp_path)))
+    assert {name: found[name] for name in found if name == "memlock_mib"} == read
 
 
 def test_a_temporary_directory_that_is_only_on_the_host(
@@ -98,6 +114,28 @@ def test_the_run_directory_is_written_and_the_supervisors_file_seen(
     assert read["run_dir_unseen"] == int(start != "7.1.5")
     if start:
         assert Path(files.preflight("n1")).read_text() == "7.1.5"
+
+
+def test_a_write_to_the_run_directory_is_timed_and_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is there only once all of it is; how much is free is read, too."""
+    folder = tmp_path / ".preflight"
+    folder.mkdir()
+    (folder / "supervisor").write_text("7.1.5")
+    names = []
+
+    def slow(_descriptor: int) -> None:
+        names.append(sorted(path.name for path in folder.iterdir()))
+        time.sleep(0.3)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    read = values(host.run_directory(str(tmp_path), "n1", "7.1.5"))
+    assert names == [["n1.new", "supervisor"]]
+    assert sorted(path.name for path in folder.iterdir()) == ["n1", "supervisor"]
+    assert set(read) == {"run_dir_mib", "run_dir_s", "run_dir_unseen"}
+    assert 0.3 <= float(str(read["run_dir_s"])) < 60
+    assert read["run_dir_mib"]
 
 
 def test_a_disk_or_a_quota_that_is_full_names_the_file(

@@ -22,6 +22,7 @@ from monitor.watchdog.stacks import (
     parse_py_spy,
 )
 from rundir import procfs
+from rundir.paths import RunDir
 from tests import uncovered
 from tests.monitor import ranks
 
@@ -127,7 +128,7 @@ def start(tmp_path: Path, until: Until) -> Iterator[Start]:
 @pytest.fixture
 def taker(tmp_path: Path) -> StackTaker:
     """Takes stacks without py-spy."""
-    return StackTaker(f"{tmp_path}/debug", 1, _spy=None)
+    return StackTaker(RunDir(str(tmp_path)), 1, _spy=None)
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ def test_a_trainer_tells_its_line_whatever_it_hangs_in(
     rank = start(mode)
     taken = taker.take([Target(0, rank.pid, answers=True)])
     assert function in str(taken[0].top)
-    assert taken[0].path == f"{taker.directory}/stack-1-rank-0.txt"
+    assert taken[0].path == taker.files.stack(1, 0)
     assert function in Path(taken[0].path).read_text()
     assert rank.poll() is None
     again = taker.take([Target(0, rank.pid, answers=True)])
@@ -170,7 +171,7 @@ def test_a_stopped_process_is_not_signalled(start: Start, taker: StackTaker) -> 
     assert "T (stopped)" in Path(taken[0].path or "").read_text()
     rank.send_signal(signal.SIGCONT)
     time.sleep(0.3)
-    assert (Path(taker.directory) / "stack-1-rank-0.txt").read_text() == ""
+    assert (Path(taker.files.stack(1, 0))).read_text() == ""
 
 
 @pytest.mark.slow
@@ -229,9 +230,10 @@ def test_a_directory_that_cannot_be_written_costs_the_file_only(
     sleeper = subprocess.Popen(["sleep", "60"])
     until(lambda: "nanosleep" in Path(f"/proc/{sleeper.pid}/wchan").read_text())
     (tmp_path / "mine").write_text("kept")
-    (tmp_path / "proc-1-rank-0.txt").symlink_to("mine")
-    for directory in ("/nowhere/debug", str(tmp_path)):
-        taken = StackTaker(directory, 1, _spy=None).take([Target(0, sleeper.pid)])
+    (tmp_path / "debug").mkdir()
+    (tmp_path / "debug/proc-1-rank-0.txt").symlink_to("../mine")
+    for directory in ("/nowhere", str(tmp_path)):
+        taken = StackTaker(RunDir(directory), 1, _spy=None).take([Target(0, sleeper.pid)])
         assert "nanosleep" in str(taken[0].top)
         assert taken[0].path is None
     sleeper.kill()
@@ -262,13 +264,14 @@ def test_the_flight_recorder_is_asked_through_its_pipe(tmp_path: Path) -> None:
 
 def test_dumps_are_named(tmp_path: Path) -> None:
     """Those of torch alone."""
+    (tmp_path / "debug").mkdir()
     for name in ("nccl-trace-rank-1", "nccl-trace-rank-0", "stack-1-rank-0.txt"):
-        (tmp_path / name).touch()
-    assert StackTaker(str(tmp_path), 1).traces() == [
-        f"{tmp_path}/nccl-trace-rank-0",
-        f"{tmp_path}/nccl-trace-rank-1",
+        (tmp_path / "debug" / name).touch()
+    assert StackTaker(RunDir(str(tmp_path)), 1).traces() == [
+        f"{tmp_path}/debug/nccl-trace-rank-0",
+        f"{tmp_path}/debug/nccl-trace-rank-1",
     ]
-    assert StackTaker("/nowhere", 1).traces() == []
+    assert StackTaker(RunDir("/nowhere"), 1).traces() == []
 
 
 def test_a_line_of_ours_is_named_from_the_projects_root() -> None:

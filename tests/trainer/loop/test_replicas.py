@@ -1,5 +1,7 @@
 """Copies of a model whose weights differ: found, named, and never saved."""
 
+import os
+import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rundir.failure import patterns
+from rundir.failure import classify
+from rundir.paths import MEMORY, snapshots_prefix
 from trainer.checkpoint.shards import hash_of
 from trainer.loop.replicas import odd_ranks
 from trainer.parallel.layout import Layout
@@ -62,6 +65,9 @@ def test_a_copy_that_differs_is_named_and_not_saved(start_ranks: Start, flipped:
     assert "data-parallel copies must be the same to the bit" in failures[1]
     assert all("to the bit" not in failures.get(rank, "") for rank in (0, 2))
     assert not any("step-8" in name for name in started.run.checkpoints())
+    ended = {"event": "rank_end", "rank": 1, "code": 70, "signal": None, "requested": False}
+    finding = classify([event, *started.run.events("failure"), ended], step_code=70).finding
+    assert (finding.failure_class, finding.line) == ("hardware", failures[1])
 
 
 @pytest.mark.slow
@@ -70,6 +76,20 @@ def test_it_is_found_between_checkpoints(start_ranks: Start, flipped: str) -> No
     options = (*_OPTIONS, "--check-replicas", "1")
     started = start_ranks(2, "--workload", flipped, *options, env={"FLIPPED": "0"})
     assert all(started.wait())
+    steps = {(e["rank"], e["step"]) for e in started.run.events("replica_differs")}
+    assert steps == {(0, 6), (1, 6)}
+
+
+@pytest.mark.slow
+def test_it_is_in_no_snapshot(start_ranks: Start, flipped: str) -> None:
+    """It is found before the first one that would have it, long before a checkpoint."""
+    launch_id = f"test-{os.getpid()}-replicas.1.1"
+    options = ("--global-batch-size", "6", "--max-steps", "10", "--snapshot-every", "2")
+    env = {"FLIPPED": "0", "DDP_LAUNCH_ID": launch_id, "DDP_NODE": "one", "DDP_ATTEMPT": "1"}
+    started = start_ranks(2, "--workload", flipped, *options, env=env)
+    assert all(started.wait())
+    for left in Path(MEMORY).glob(f"{snapshots_prefix(launch_id)}*"):
+        shutil.rmtree(left)
     steps = {(e["rank"], e["step"]) for e in started.run.events("replica_differs")}
     assert steps == {(0, 6), (1, 6)}
 
@@ -127,9 +147,3 @@ def test_each_part_is_compared_with_its_own_copies(
 ) -> None:
     """The majority is right; without one, all are suspects."""
     assert odd_ranks(hashes, layout) == odd
-
-
-def test_its_words_are_a_fault_of_hardware() -> None:
-    """What the rank says is in the table of failures."""
-    (row,) = [row for row in patterns.TABLE if "same to the bit" in row.pattern]
-    assert row.failure_class == "hardware"

@@ -81,6 +81,12 @@ def test_one_bad_node_stands_alone() -> None:
     assert (found.bad, len(found.good)) == (["n3"], 4)
 
 
+def test_no_pair_is_measured_where_the_check_is_left_out() -> None:
+    """Without a limit every pair would look slow, and all would be measured with all."""
+    members = [Member(at, node, 1) for at, node in enumerate(NODES)]
+    assert together(members, speed(), "start_s=20,pair_gbit_per_s=off") == []
+
+
 @pytest.mark.slow
 def test_a_node_that_is_unfit_or_silent_is_not_waited_for() -> None:
     """It takes no part; the others measure."""
