@@ -14,6 +14,7 @@ import numpy as np
 
 from monitor.logs import clock, columns, constants, energy, facts, percentiles, series
 from monitor.logs.sample import total
+from monitor.words import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -138,7 +139,7 @@ def join(nodes: Sequence[Node]) -> list[Job]:
         jobs.setdefault(node.place.job, []).append(node)
     return [
         _job(name, jobs[name])
-        for name in sorted(jobs, key=lambda name: (name is not None, name or ""))
+        for name in sorted(jobs, key=lambda name: (name is not None, natural(name or "")))
     ]
 
 

@@ -209,7 +209,7 @@ class _Page:
         made = self.figure.colorbar(shown, cax=bar, ticks=places)
         made.outline.set_linewidth(0.4)
         bar.tick_params(length=0, pad=2)
-        bar.set_yticklabels(words or [f"{place:.3g}" for place in places])
+        bar.set_yticklabels(words or [_number(place) for place in places])
         if not words and len(bar.get_yticklabels()) > 1:
             bar.get_yticklabels()[0].set_verticalalignment("bottom")
             bar.get_yticklabels()[-1].set_verticalalignment("top")
@@ -297,3 +297,8 @@ def _height_inch(picture: Picture) -> float:
     heights += [_CURVE_INCH for _ in _merged(picture.curves)]
     heights += [_LANE_INCH * num_lanes] if num_lanes else []
     return math.fsum([*heights, _TITLE_INCH, _FOOT_INCH, _HEADING_INCH * len(heights)])
+
+
+def _number(value: float) -> str:
+    """Write a number with three digits, or all of its whole ones: 59.6, 2410."""
+    return f"{value:.{max(3, len(f'{value:.0f}'))}g}"

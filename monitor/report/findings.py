@@ -109,10 +109,8 @@ def lines(run: Run, found: Sequence[Finding], width: int) -> Iterator[str]:
 
 def _axis(run: Run, found: Sequence[Finding]) -> Axis:
     """Return the time that was recorded, and by whose clock."""
-    times = [one.written_s for one in run.gpus if one.num_samples]
-    ends = [
-        float(end(written_s)) for written_s in times for end in (np.fmin.reduce, np.fmax.reduce)
-    ]
+    sampled = [one for one in run.gpus if one.num_samples]
+    ends = [float(time_s) for one in sampled for time_s in one.written_s[[0, -1]]]
     ends += [time_s for one in found for time_s in (one.begin_s, one.end_s) if time_s is not None]
     ends = [time_s for time_s in ends if np.isfinite(time_s)] or [0.0]
     offset = utc_offset(run.gpus) if run.gpus else timedelta()

@@ -129,9 +129,9 @@ def _folded(job: Job, *, wide: bool) -> Iterator[RenderableType]:
         yield _gpus(gpus, wide=wide)
         return
     yield _nodes(_folds(stats.worst_first(job.nodes)), wide=wide)
-    yield ""
     worst = _outliers(gpus)
     if worst:
+        yield ""
         table = _gpus(worst[:_MAX_OUTLIERS], wide=wide)
         hidden = len(worst) - _MAX_OUTLIERS
         yield Text("GPUs that stand out", style="cyan")

@@ -244,6 +244,15 @@ def test_a_node_without_a_gpu_shows_its_host() -> None:
     assert made.name == "r: 1 node, no GPU"
 
 
+def test_a_scale_above_a_thousand_has_its_number_in_full() -> None:
+    """Two TiB of a host's memory, or a GPU of 1200 W, are no 2.02e+03."""
+    host = gpu(index=None, hmem=[2_065_000] * 4, cpu=[5, 6, 7, 8])
+    made = picture(Run("r", (host,)), None, max_rows=9, max_bins=9, title=None)
+    drawn = plot_figure.drawn(made, ".svg", 4)
+    assert b"<!-- 2017 -->" in drawn
+    assert b"e+03" not in drawn
+
+
 def test_a_loss_beyond_all_scales_leaves_the_others_to_be_drawn() -> None:
     """Such as of a run that diverged; where no other is left there is an empty axis."""
     for losses in ([0.5, 1e200, 0.25], [1e200, 1e300, float("inf")]):

@@ -1,14 +1,16 @@
 """Findings as text: what is folded into a line, and what was not looked for."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 
 from monitor.analysis.engine import evaluate, skipped
 from monitor.logs import series
 from monitor.report import findings
-from tests.monitor.made_runs import BEGIN_S, at, first, gpu, mark, run
+from tests.monitor.made_runs import BEGIN_S, NUM_SAMPLES, at, first, gpu, mark, run
 
 
 def text(looked_at: series.Run, width: int = 100) -> str:
@@ -33,11 +35,21 @@ def test_many_nodes_fold_into_a_line() -> None:
 
 def test_of_several_jobs_each_finding_names_its_own() -> None:
     """As where a directory of logs is named."""
-    several = run(gpu(0, "n1", "7", disk=99), gpu(0, "n1", "8", disk=99), gpu(1, "n2", "8"))
+    several = run(
+        gpu(0, "n1", "7", disk=99, dfree=0), gpu(0, "n1", "8", disk=99, dfree=0), gpu(1, "n2", "8")
+    )
     output = text(several)
     assert "WARNING  disk: job 7, n1, 2026" in output
     assert "WARNING  disk: job 8, n1, 2026" in output
-    assert "disk: n1, 2026" in text(run(gpu(disk=99)))
+    assert "disk: n1, 2026" in text(run(gpu(disk=99, dfree=0)))
+
+
+def test_a_damaged_year_is_no_end_of_what_was_recorded() -> None:
+    """The row lies beside its neighbour, and the heading does not end a thousand years later."""
+    shift_s = np.zeros(NUM_SAMPLES, np.int64)
+    shift_s[100] = -1000 * 366 * 86_400
+    output = text(run(replace(gpu(), shift_s=shift_s)))
+    assert "2026-09-21 14:13:20 to 15:13:05" in " ".join(output.split())
 
 
 def test_faults_of_different_numbers_are_not_folded() -> None:
@@ -51,20 +63,20 @@ def test_faults_of_different_numbers_are_not_folded() -> None:
 def test_scattered_nodes_and_narrow_terminals() -> None:
     """A line is never wider than the terminal, whatever the names."""
     names = [f"rack{node * 7 % 100}-node{node}" for node in range(0, 90, 3)]
-    looked_at = run(*(gpu(0, name, disk=99) for name in names))
+    looked_at = run(*(gpu(0, name, disk=99, dfree=0) for name in names))
     output = text(looked_at, 40)
     assert "30 nodes of rack" in output
     assert max(map(len, output.splitlines())) <= 40
-    odd = run(*(gpu(0, f"node{n}", disk=99) for n in range(1, 200, 2)))
+    odd = run(*(gpu(0, f"node{n}", disk=99, dfree=0) for n in range(1, 200, 2)))
     assert "100 nodes of node1 to node199" in text(odd)
-    assert f"disk: {'n' * 61}, " in text(run(gpu(0, "n" * 61, disk=99)))
+    assert f"disk: {'n' * 61}, " in text(run(gpu(0, "n" * 61, disk=99, dfree=0)))
     sorts = run(*(gpu(g, f"n{n}", sm=0 if g <= n else 95) for n in range(7) for g in range(9)))
     assert "and on 3 more nodes" in text(sorts)
 
 
 def test_skipped_rules_are_reported_by_node() -> None:
     """One log with a column does not speak for another that lacks it."""
-    both = run(gpu(host="n1", disk=10), gpu(host="n2"))
+    both = run(gpu(host="n1", disk=10, dfree=1), gpu(host="n2"))
     (lack,) = [one for one in skipped(both) if one.rule == "disk"]
     assert (lack.lacks, lack.hosts) == ("disk", ("n2",))
     assert "no disk on 1 of 2 nodes: disk" in text(both)
