@@ -33,6 +33,7 @@ _LOG_END = 1 << 14
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
+TRACEBACK = "Traceback (most recent call last)"
 TERMINATE = "terminate called"
 """How C++ reports an exception that nobody catches."""
 _EXCEPTION = re.compile(

@@ -47,6 +47,23 @@ def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why:
     assert classify((*UPS, *ends), lambda _rank: log, step_code=code).why == why
 
 
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("Traceback (most recent call last):\n  a.py\nKeyError: 'lr'\n", "KeyError: 'lr'"),
+        ("Traceback (most recent call last):\n  a.py\nKeyError: 'lr'\n" + "step\n" * 9, ""),
+        ("Error: 0.03\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_log_may_contradict_a_rank_that_finished(log: str, why: str) -> None:
+    """The first, as others follow: a shell's pipe ends with the code of its last program."""
+    ends = (ended(1, 0), ended(0, 0), ended(2, 0))
+    found = classify((*UPS, *ends), {0: "", 1: log, 2: ""}.__getitem__, step_code=0)
+    assert found.why == (why and f"rank 1's log ends with an error: {why}")
+    assert (found.code, found.end, found.error) == (0, None, None)
+
+
 def test_neither_a_password_nor_an_escape_is_quoted() -> None:
     """Neither in the last line, nor in the record, nor as evidence."""
     log = "OperationalError: no \x1b[2Jway to postgres://me:hunter2@db/x\n"
