@@ -49,7 +49,9 @@ _REPORTS = re.compile(
     rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b|Fatal Python error: Aborted"
 )
 """What only reports the error shortly above it, if there is one: a child's, or C++'s."""
-_UNHEARD = re.compile(r"Exception ignored in|--- Logging error ---|Exception in thread")
+_UNHEARD = re.compile(
+    r"Exception ignored in|--- Logging error ---|Exception in thread|future: <Task finished "
+)
 _ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_REPORTS.pattern}")
 _CHAINED = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"

@@ -155,8 +155,9 @@ def test_a_pipe_that_hides_a_code_is_noticed(scripts: Scripts) -> None:
     script = "python3 -c 'raise KeyError(1)' 2>&1 | cat"
     result = scripts.run("prelaunch.sh", "--", "bash", "-c", script, DDP_NPROC_PER_NODE="1")
     assert result.code == 0
-    assert "finished, but rank 0's log ends with an error: KeyError: 1 (a pipe needs set -o" in (
-        result.err.splitlines()[-1]
+    assert (
+        "finished, but rank 0's log ends with an error: KeyError: 1 (a pipe needs set -o"
+        in (result.err.splitlines()[-1])
     )
 
 

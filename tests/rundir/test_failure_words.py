@@ -53,6 +53,10 @@ ABORTED = (
     "Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n"
     '  File "a.py", line 3 in f\n'
 )
+LOST_TASK = (
+    "Task exception was never retrieved\n"
+    "future: <Task finished name='Task-2' coro=<f() done> exception=OtherError('y')>\n"
+)
 BAR = " 24%|██▍       | 24/100 [00:00<00:00, 96.15it/s]"
 CALLED = "subprocess.CalledProcessError: Command 'python a.py' returned non-zero exit status 1."
 ELASTIC = (
@@ -81,6 +85,8 @@ ELASTIC = (
         (f"{TRACEBACK}StopIteration\n", "StopIteration"),
         (f"{TRACEBACK}lib.Missing: lr\n    full_key: lr\n", "lib.Missing: lr"),
         (f"Exception ignored in: <x>\n{TRACEBACK}StopIteration\n", ""),
+        (f"{LOST_TASK}{TRACEBACK}OtherError: y\n", ""),
+        (f"{TRACEBACK}OtherError: x\n{LOST_TASK}{TRACEBACK}OtherError: y\n", "OtherError: x"),
         (f"{TRACEBACK}SystemExit: 3\n", ""),
         (f"{TRACEBACK}{XGBOOST}- [socket.h:79]: Failed to bind\n{FRAMES}", XGBOOST.strip()),
         (f"[rank0]: OtherError: x\n{AT_EXIT}", "OtherError: x"),
