@@ -62,11 +62,12 @@ NO_REASON = re.compile(
     r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull|"
     r"note: run with `RUST_BACKTRACE=| *\[bt\] \(\d+\) |"
     r"Exception raised from \S+ at |C\+\+ CapturedTraceback:|frame #\d+: |#\d+ .* from \S+:\d+$|"
-    r"<omitting python frames>|I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
+    r"<omitting python frames>|wandb:(?! ERROR)|\S+:\d+:\d+ \[\d+\] NCCL INFO |"
+    r"I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
     re.MULTILINE,
 )
 """Lines below an error that say nothing of it: advice that is always the same, C++'s frames, and
-what torch logs at its exit where a program has its root logger at INFO."""
+what Weights & Biases, NCCL and torch log at a program's exit, some of them only if asked to."""
 _GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
 _OWN = re.compile(rf"CUDA error: |DataLoader worker \(pid|{DOWNLOAD}")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
