@@ -186,8 +186,10 @@ class _Case:
         if reported:
             return reported[: words.MAX_LINE]
         raised = words.last_exception(log)
-        if self.end.signal:  # C++ ends so where nobody catches an exception
-            return raised if raised.startswith(words.TERMINATE) else ""
+        if self.end.signal and not raised.startswith(words.TERMINATE):
+            raised = ""  # C++ ends so where nobody catches an exception; any other was before
+        if self.end.signal not in first.SPEAKS:
+            return raised
         own = words.last_message(log) if self.end.code == codes.FAILED else ""
         last = words.last_line(log)
         return raised or own or (last and f"last line '{last}'")

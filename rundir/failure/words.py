@@ -45,9 +45,8 @@ _COMPLAINED = re.compile(r"(?:error|ERROR|fatal|FATAL): .")
 _NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
 """What ends a traceback: any class may be raised."""
 _FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
-_REPORTS = re.compile(
-    rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b|Fatal Python error: Aborted"
-)
+_ABORTED = "Fatal Python error: Aborted"
+_REPORTS = re.compile(rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b|{_ABORTED}")
 """What only reports the error shortly above it, if there is one: a child's, or C++'s."""
 _UNHEARD = re.compile(
     r"Exception ignored in|--- Logging error ---|Exception in thread|future: <Task finished "
@@ -156,7 +155,8 @@ def last_exception(log_end: str) -> str:
 
 def last_line(log_end: str) -> str:
     """Return the last line of a log, which may be about anything; empty if it is of a step."""
-    last = next(reversed(_lines(log_end)), "").strip()
+    lines = (line for line in reversed(_lines(log_end)) if line != _ABORTED)
+    last = next(lines, "").strip()
     return "" if _GOES_ON.search(last) else last[:MAX_LINE]
 
 

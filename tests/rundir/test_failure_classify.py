@@ -38,11 +38,24 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
             "terminate called after throwing an instance of 'c10::Error': bad link",
         ),
         ("Fatal Python error: Aborted\n", 134, ""),
+        (
+            "a.out: a.c:3: main: Assertion `x' failed.\n",
+            134,
+            "last line 'a.out: a.c:3: main: Assertion `x' failed.'",
+        ),
+        (
+            (
+                "free(): invalid pointer\nFatal Python error: Aborted\n\n"
+                'Current thread 0x7f (most recent call first):\n  File "/a.py", line 8 in deep\n'
+            ),
+            134,
+            "last line 'free(): invalid pointer'",
+        ),
         ("no data\nstep 10/90  epoch 1  loss 0.5\n", 3, ""),
     ],
 )
 def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why: str) -> None:
-    """Whoever wrote the program; a signal's end says nothing, but for C++'s own words."""
+    """Whoever wrote the program; a signal's end says nothing, but what aborts says why."""
     ends = (ended(1, code, signal=signal_name(code)), ended(0, 0), ended(2, 0))
     assert classify((*UPS, *ends), lambda _rank: log, step_code=code).why == why
 
