@@ -98,7 +98,8 @@ def message_of(job: Job, end: Ending) -> str:  # noqa: PLR0911 -- a list of case
     failure, code = end.failure, end.code
     if code == codes.FINISHED:
         every = "all " if end.layout.world_size > 1 else ""
-        return f"{every}{counted(end.layout.world_size, 'rank')} finished; {job.run_dir}"
+        hidden = f", but {failure.why} (a pipe needs set -o pipefail)" if failure.why else ""
+        return f"{every}{counted(end.layout.world_size, 'rank')} finished{hidden}; {job.run_dir}"
     if code == codes.STOPPED:
         return _of_stop(job, end)
     if failure.verdict:

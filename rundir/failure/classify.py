@@ -47,7 +47,10 @@ class Failure(NamedTuple):
     first: End | None
     """The same if it is the root cause: the first failure; None if no rank failed."""
     why: str
-    """What is known of the rank's reason, for the job's last line; may be empty."""
+    """What is known of the rank's reason, for the job's last line; may be empty.
+
+    Of a run that finished: that a log contradicts it.
+    """
     error: str | None
     """The rank's own line for it, for the record."""
     verdict: str
@@ -170,9 +173,11 @@ class _Case:
         is_decisive = not self.lost or self._verdict.get("kind") == "network"
         return str(self._verdict.get("text") or "") if is_decisive else ""
 
-    def why(self) -> str:
+    def why(self) -> str:  # noqa: PLR0911 -- a list of cases
         if self._unstarted:
             return self._refusal()
+        if self.code == codes.FINISHED and self.ends.finished:
+            return self._hidden(self.ends.finished[0])
         if self.end is None or self.end.rank is None or self.lost or self._verdict:
             return ""
         if self.end.rank in self.ends.oom:
@@ -181,11 +186,19 @@ class _Case:
         if reported:
             return reported[: words.MAX_LINE]
         raised = words.last_exception(log)
-        if self.end.signal:  # C++ ends so where nobody catches an exception
-            return raised if raised.startswith(words.TERMINATE) else ""
+        if self.end.signal and not raised.startswith(words.TERMINATE):
+            raised = ""  # C++ ends so where nobody catches an exception; any other was before
+        if self.end.signal not in first.SPEAKS:
+            return raised
         own = words.last_message(log) if self.end.code == codes.FAILED else ""
         last = words.last_line(log)
         return raised or own or (last and f"last line '{last}'")
+
+    def _hidden(self, end: End) -> str:
+        """Return the exception with which the first rank to finish ended; the others follow it."""
+        log = self._log_end(end.rank) if end.rank is not None else ""
+        raised = words.last_exception(log) if words.TRACEBACK in log else ""
+        return raised and f"rank {end.rank}'s log ends with an error: {raised}"
 
     def _refusal(self) -> str:
         """Return why an agent refused to start on that node; may be empty."""

@@ -105,7 +105,8 @@ TABLE: tuple[Row, ...] = (
     Row("error", r"CUDA error: ", "program", "broke its GPU's context"),
     Row("error", r"DataLoader worker \(pid.* (killed by signal|exited unexpectedly)", "program",
          "lost a worker of its data loader"),
-    Row("error", r"ProcessExitedException: .* signal SIG(KILL|TERM)", "killed",
+    Row("error", r"ProcessExitedException: .* signal SIG(KILL|TERM)|"
+         r"died with <Signals\.SIG(KILL|TERM)|: line \d+: +\d+ Killed\b", "killed",
          "lost a process that it had spawned"),
     Row("nan", r"stop", "program", "met a loss or gradient that is not finite"),
     Row("error", r"[Aa]ddress already in use|EADDRINUSE", "network", PORT_TAKEN),

@@ -33,6 +33,7 @@ _LOG_END = 1 << 14
 _RULE = re.compile(r"[\W_]*(?: \d+ [\W_]*)?")
 _COMPLAINT = re.compile(r"╭─[^\n]*(?:[Ee]rror|option|argument)s? ─*╮\n│")
 """The top of the frame in which Typer and tyro refuse a command line."""
+TRACEBACK = "Traceback (most recent call last)"
 TERMINATE = "terminate called"
 """How C++ reports an exception that nobody catches."""
 _EXCEPTION = re.compile(
@@ -44,11 +45,12 @@ _COMPLAINED = re.compile(r"(?:error|ERROR|fatal|FATAL): .")
 _NAME = re.compile(r"[^\W\d][\w.]*(?::|$)")
 """What ends a traceback: any class may be raised."""
 _FOLLOWING = re.compile(r"[\w.]*(?:ChildFailedError|ProcessRaisedException|SystemExit)\b")
-_REPORTS = re.compile(
-    rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b|Fatal Python error: Aborted"
-)
+_ABORTED = "Fatal Python error: Aborted"
+_REPORTS = re.compile(rf"{_FOLLOWING.pattern}|[\w.]*CalledProcessError\b|{_ABORTED}")
 """What only reports the error shortly above it, if there is one: a child's, or C++'s."""
-_UNHEARD = re.compile(r"Exception ignored in|--- Logging error ---|Exception in thread")
+_UNHEARD = re.compile(
+    r"Exception ignored in|--- Logging error ---|Exception in thread|future: <Task finished "
+)
 _ENDS = re.compile(rf"Traceback|{_UNHEARD.pattern}|{_REPORTS.pattern}")
 _CHAINED = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
@@ -59,11 +61,12 @@ NO_REASON = re.compile(
     r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull|"
     r"note: run with `RUST_BACKTRACE=| *\[bt\] \(\d+\) |"
     r"Exception raised from \S+ at |C\+\+ CapturedTraceback:|frame #\d+: |#\d+ .* from \S+:\d+$|"
-    r"<omitting python frames>|I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
+    r"<omitting python frames>|wandb:(?! ERROR)|\S+:\d+:\d+ \[\d+\] NCCL INFO |"
+    r"I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",
     re.MULTILINE,
 )
 """Lines below an error that say nothing of it: advice that is always the same, C++'s frames, and
-what torch logs at its exit where a program has its root logger at INFO."""
+what Weights & Biases, NCCL and torch log at a program's exit, some of them only if asked to."""
 _GOES_ON = re.compile(r"step \d+(/\d+)?\b.*(loss|samples/s|epoch)|epoch \d+\b.*(loss|accuracy)")
 _OWN = re.compile(rf"CUDA error: |DataLoader worker \(pid|{DOWNLOAD}")
 _NUM_LINES = 60  # of the end of a log: older words are about something else
@@ -152,7 +155,8 @@ def last_exception(log_end: str) -> str:
 
 def last_line(log_end: str) -> str:
     """Return the last line of a log, which may be about anything; empty if it is of a step."""
-    last = next(reversed(_lines(log_end)), "").strip()
+    lines = (line for line in reversed(_lines(log_end)) if line != _ABORTED)
+    last = next(lines, "").strip()
     return "" if _GOES_ON.search(last) else last[:MAX_LINE]
 
 

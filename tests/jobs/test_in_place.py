@@ -150,6 +150,17 @@ def test_output_of_a_killed_rank_is_complete(scripts: Scripts) -> None:
     assert "last words" in result.out
 
 
+def test_a_pipe_that_hides_a_code_is_noticed(scripts: Scripts) -> None:
+    """By the log: the job has only the code of the pipe's last program."""
+    script = "python3 -c 'raise KeyError(1)' 2>&1 | cat"
+    result = scripts.run("prelaunch.sh", "--", "bash", "-c", script, DDP_NPROC_PER_NODE="1")
+    assert result.code == 0
+    assert (
+        "finished, but rank 0's log ends with an error: KeyError: 1 (a pipe needs set -o"
+        in (result.err.splitlines()[-1])
+    )
+
+
 def test_the_last_line_is_one_of_its_own(scripts: Scripts) -> None:
     """Also after ranks that end in the middle of a line, as a progress bar does."""
     result = scripts.run("prelaunch.sh", "--", "bash", "-c", "echo -n 50%; exit 3")

@@ -38,13 +38,43 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
             "terminate called after throwing an instance of 'c10::Error': bad link",
         ),
         ("Fatal Python error: Aborted\n", 134, ""),
+        (
+            "a.out: a.c:3: main: Assertion `x' failed.\n",
+            134,
+            "last line 'a.out: a.c:3: main: Assertion `x' failed.'",
+        ),
+        (
+            (
+                "free(): invalid pointer\nFatal Python error: Aborted\n\n"
+                'Current thread 0x7f (most recent call first):\n  File "/a.py", line 8 in deep\n'
+            ),
+            134,
+            "last line 'free(): invalid pointer'",
+        ),
         ("no data\nstep 10/90  epoch 1  loss 0.5\n", 3, ""),
     ],
 )
 def test_the_exception_with_which_a_log_ends_is_quoted(log: str, code: int, why: str) -> None:
-    """Whoever wrote the program; a signal's end says nothing, but for C++'s own words."""
+    """Whoever wrote the program; a signal's end says nothing, but what aborts says why."""
     ends = (ended(1, code, signal=signal_name(code)), ended(0, 0), ended(2, 0))
     assert classify((*UPS, *ends), lambda _rank: log, step_code=code).why == why
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("Traceback (most recent call last):\n  a.py\nKeyError: 'lr'\n", "KeyError: 'lr'"),
+        ("Traceback (most recent call last):\n  a.py\nKeyError: 'lr'\n" + "step\n" * 9, ""),
+        ("Error: 0.03\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_log_may_contradict_a_rank_that_finished(log: str, why: str) -> None:
+    """The first, as others follow: a shell's pipe ends with the code of its last program."""
+    ends = (ended(1, 0), ended(0, 0), ended(2, 0))
+    found = classify((*UPS, *ends), {0: "", 1: log, 2: ""}.__getitem__, step_code=0)
+    assert found.why == (why and f"rank 1's log ends with an error: {why}")
+    assert (found.code, found.end, found.error) == (0, None, None)
 
 
 def test_neither_a_password_nor_an_escape_is_quoted() -> None:

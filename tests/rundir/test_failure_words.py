@@ -19,6 +19,10 @@ FRAMES = "Stack trace:\n" + "".join(f"  [bt] ({n}) libxgboost.so(+0x2c) [0x7f]\n
 AT_EXIT = (
     "[rank0]:I1128 22:38:51.538000 2002 torch/_dynamo/utils.py:925] Function    Runtimes\n" * 9
 )
+WANDB = "\x1b[1;34mwandb\x1b[0m: \n\x1b[1;34mwandb\x1b[0m: Run history:\n" + (
+    "\x1b[1;34mwandb\x1b[0m:     loss █▃▂▁▁\n" * 9
+)
+NCCL_EXIT = "gpu07:4711:4730 [3] NCCL INFO [Service thread] Connection closed by localRank 3\n" * 9
 HYDRA = """\
 Could not override 'epoch'.
 To append to your config use +epoch=3
@@ -53,6 +57,10 @@ ABORTED = (
     "Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n"
     '  File "a.py", line 3 in f\n'
 )
+LOST_TASK = (
+    "Task exception was never retrieved\n"
+    "future: <Task finished name='Task-2' coro=<f() done> exception=OtherError('y')>\n"
+)
 BAR = " 24%|██▍       | 24/100 [00:00<00:00, 96.15it/s]"
 CALLED = "subprocess.CalledProcessError: Command 'python a.py' returned non-zero exit status 1."
 ELASTIC = (
@@ -81,9 +89,14 @@ ELASTIC = (
         (f"{TRACEBACK}StopIteration\n", "StopIteration"),
         (f"{TRACEBACK}lib.Missing: lr\n    full_key: lr\n", "lib.Missing: lr"),
         (f"Exception ignored in: <x>\n{TRACEBACK}StopIteration\n", ""),
+        (f"{LOST_TASK}{TRACEBACK}OtherError: y\n", ""),
+        (f"{TRACEBACK}OtherError: x\n{LOST_TASK}{TRACEBACK}OtherError: y\n", "OtherError: x"),
         (f"{TRACEBACK}SystemExit: 3\n", ""),
         (f"{TRACEBACK}{XGBOOST}- [socket.h:79]: Failed to bind\n{FRAMES}", XGBOOST.strip()),
         (f"[rank0]: OtherError: x\n{AT_EXIT}", "OtherError: x"),
+        (f"{TRACEBACK}lib.Missing: lr\n{WANDB}", "lib.Missing: lr"),
+        (f"wandb: \nwandb: ERROR x\n{TRACEBACK}wandb.errors.CommError: x\n{WANDB}", "wandb.errors"),
+        (f"{TRACEBACK}lib.Missing: lr\n{NCCL_EXIT}", "lib.Missing: lr"),
         ("[rank0]: [rank0]: OtherError: x\n", "OtherError: x"),
         (HYDRA, "Could not override 'epoch'."),
         (GROUP, "ValueError: bad sample 17"),

@@ -164,6 +164,12 @@ TAILS = [
     ("a spawned process killed", "killed",
      (f"{TB}    raise ProcessExitedException(\ntorch.multiprocessing.spawn.ProcessExitedException:"
      " process 0 terminated with signal SIGKILL\n")),
+    ("a called program killed", "killed",
+     f"{TB}subprocess.CalledProcessError: Command 'a' died with <Signals.SIGKILL: 9>.\n"),
+    ("a shell's program killed", "killed",
+     "train.sh: line 6: 32192 Killed                  python3 train.py\ncleaning up\n"),
+    ("a called program crashed", "program",
+     f"{TB}subprocess.CalledProcessError: Command 'a' died with <Signals.SIGSEGV: 11>.\n"),
     ("abort in C", "program", "free(): invalid pointer\nFatal Python error: Aborted\n"),
     ("no CUDA words in C", "program",
      "terminate called after throwing an instance of 'std::out_of_range'\n  what():  vector::at\n"),
