@@ -55,7 +55,7 @@ class HostImage(Srun):
         check_pyxis(here.environ)
         self._keeps_containers, can_wait = _reuse(here, self._image, pyxis_arguments(here))
         self.has_standby &= can_wait
-        self._freeing: subprocess.Popen[bytes] | None = None
+        self._freeing: list[subprocess.Popen[bytes]] = []
 
     @classmethod
     def fits(cls, here: Surroundings) -> bool:
@@ -70,10 +70,18 @@ class HostImage(Srun):
         name = f"ddp-{self._slurm.job_id}-{os.urandom(8).hex()}.sqsh"
         local = f"{tmp_dir(environ, is_in_container=False)}/{name}"
         words = ("sbcast", "--force", self._image, local)  # nodes may share that directory
+        self._start_beside(["bash", "-c", _FREE, local])  # first: scancel may break the copy off
         complaint = self._slurm.try_to(*words, timeout_s=_STAGING_S)
-        # A copy that was broken off goes at once.
-        command = ["rm", "-f", local] if complaint else ["bash", "-c", _FREE, local]
-        self._freeing = subprocess.Popen(
+        if complaint:
+            self._start_beside(["rm", "-f", local])
+            line = complaint.splitlines()[-1]
+            info(f"warning: the image is read from {self._image}, not from {local}: {line}")
+        else:
+            self._image = local
+
+    def _start_beside(self, command: list[str]) -> None:
+        """Start a command once a node, in a step that nobody waits for."""
+        step = subprocess.Popen(
             self._beside(self.nodes(), ["--no-kill", *command]),
             env=self._here.environ,
             stdin=subprocess.DEVNULL,
@@ -81,11 +89,7 @@ class HostImage(Srun):
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        if complaint:
-            line = complaint.splitlines()[-1]
-            info(f"warning: the image is read from {self._image}, not from {local}: {line}")
-        else:
-            self._image = local
+        self._freeing.append(step)  # kept: one that is forgotten while it runs is a warning
 
     def _launch(self, step: Step) -> list[str]:
         submit_dir = self._here.submit_dir

@@ -136,15 +136,26 @@ def test_no_name_of_ours(attempts: Attempts, pyxis: str, env: dict[str, str]) ->
 
 
 def test_the_image_is_copied_to_the_nodes(attempts: Attempts) -> None:
-    """Once a job, by a name nobody can guess; Slurm's SIGTERM at the end removes the copy."""
+    """Once a job, by a name nobody can guess; Slurm's SIGTERM at the end removes the copy.
+
+    What does so waits already while the image is copied: scancel may break that off.
+    """
     directory = attempts.scripts.directory
-    attempts.scripts.fake("sbcast", f'echo >>\'{directory}/sbcast.calls\'; cp -- "$2" "$3"')
+    attempts.scripts.fake(
+        "sbcast",
+        f"""cd '{directory}'; echo >>sbcast.calls; cp -- "$2" "$3"
+        for ((i = 0; i < 100; i++)); do
+            pgrep -f "infinity.*$3" >waiting && exit
+            sleep 0.1
+        done""",
+    )
     attempts.run("", DDP_STAGE_IMAGE="1")
     (image,) = {*attempts.options("container-image")}
     local = directory / image.removeprefix(f"{directory}/")
     assert re.fullmatch(r"ddp-4242-[0-9a-f]{16}\.sqsh", local.name)
     assert (directory / "sbcast.calls").read_text() == "\n"
     (pid,) = carriers(str(local))
+    assert (directory / "waiting").read_text() == f"{pid}\n"
     assert local.read_text() == "hsqs"
     os.kill(pid, signal.SIGTERM)
     Cluster.until(lambda: not local.exists(), 10, "the copy is removed")
@@ -159,3 +170,4 @@ def test_an_image_that_cannot_be_copied(attempts: Attempts) -> None:
     (line,) = [line for line in result.err.splitlines() if "No space left" in line]
     assert f"warning: the image is read from {directory}/ddp.sqsh" in line
     Cluster.until(lambda: not [*directory.glob("ddp-4242*")], 10, "it is removed")
+    os.kill(*carriers(f"{directory}/ddp-4242-"), signal.SIGTERM)
