@@ -81,7 +81,13 @@ def test_switched_off(scripts: Scripts) -> None:
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ('echo "told $DDP_BAD_NODE_SOURCE: $DDP_BAD_NODE_REASON"', f"told hardware: {TEXT}"),
+        (
+            (
+                "[[ $DDP_BAD_NODE == $(uname -n) && $DDP_BAD_NODE_UNTIL == 20*Z ]]"
+                ' && echo "told $DDP_BAD_NODE_SOURCE: $DDP_BAD_NODE_REASON"'
+            ),
+            f"told hardware: {TEXT}",
+        ),
         ("exit 3", "found code 3; try it by hand; the job does not depend on it"),
         ("nonesuch", "found code 127; try it by hand; the job does not depend on it"),
     ],

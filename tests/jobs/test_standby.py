@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace as Named
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
@@ -203,16 +203,12 @@ def test_none_wait_where_none_is_wanted(
     run.end()
 
 
-def test_a_run_goes_on_where_none_can_be_started() -> None:
-    """Ranks may have used up the processes that their user may start."""
-
-    def start(*_: object) -> NoReturn:
-        raise BlockingIOError
-
+def prepare(start: Callable[..., Any], *, is_own_command: bool = False) -> None:
+    """Prepare standbys for a run that trains; `start` is the backend's."""
     environ = {"DDP_WARM": "1", "DDP_ATTEMPT": "1"}
     settings = Settings(environ)
     settings.values.update(environ)
-    job = Named(id="1", is_own_command=False, max_restarts=3)
+    job = Named(id="1", is_own_command=is_own_command, max_restarts=3)
     plan = Named(backend=Named(start=start, has_standby=True), job=job, here=Named(environ={}))
     step = Step([], environ, Layout(1, 1, 1, 1), ["n"], "out", is_restart=False)
     reports = Named(has_trained=True)
@@ -221,6 +217,20 @@ def test_a_run_goes_on_where_none_can_be_started() -> None:
     ranks = Ranks(now)
     ranks._prepare_standby(Timer(0, start))  # noqa: SLF001 -- else it takes a training
     ranks.end_standby()
+
+
+def test_a_run_goes_on_where_none_can_be_started() -> None:
+    """Ranks may have used up the processes that their user may start."""
+    start = Mock(side_effect=BlockingIOError)
+    prepare(start)
+    start.assert_called_once()
+
+
+def test_a_command_of_ones_own_has_none() -> None:
+    """Also one that reports its first step, as `-- python -m trainer` does."""
+    start = Mock(side_effect=BlockingIOError)
+    prepare(start, is_own_command=True)
+    start.assert_not_called()
 
 
 @pytest.mark.parametrize(

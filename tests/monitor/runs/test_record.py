@@ -114,6 +114,22 @@ def test_the_record_holds_what_the_run_was() -> None:
     assert "secret" not in json.dumps(made)
 
 
+def test_a_run_that_the_bash_supervisor_recorded() -> None:
+    """Of commit 9c5e89d, whose rank 1 was killed: the record is the one that was composed then."""
+    path = Path(__file__).parents[1] / "data" / "events-9c5e89d.jsonl"
+    made = record.compose([json.loads(line) for line in path.read_text().splitlines()], [])
+    keys = ("outcome", "code", "failure_class", "last_step", "steps_lost")
+    assert [tuple(one[key] for key in keys) for one in made["attempts"]] == [
+        ("failed", 137, "killed", 118, 18),
+        ("finished", 0, None, 1000, 0),
+    ]
+    first, second = made["attempts"]
+    assert first["first_failure"] == {"rank": 1, "node": "n1", "code": 137, "signal": "KILL"}
+    assert second["checkpoint_used"]["path"] == "/out/before/checkpoints/step-100"
+    seconds = [made["goodput"][name] for name in ("start_up_s", "compute_s", "wall_s")]
+    assert seconds == [48.945, 12.347, 72.22]
+
+
 @pytest.mark.parametrize(
     "damaged",
     [

@@ -26,6 +26,15 @@ def test_a_machine_that_computes_right_has_no_wrong_element() -> None:
     assert stages == ["CPU: allocate", "CPU: matrix product", "CPU: memory bandwidth"]
 
 
+def test_speeds_are_what_was_done_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that takes 2 s, and copies that take half a second."""
+    clock = iter((5.0, 7.0, 8.0, 8.5))
+    monkeypatch.setattr(measures, "now_s", lambda _device: next(clock))
+    found = {one.check: one.value for one in measures.examine(None, None, nothing)}
+    assert found["cpu_gflops"] == pytest.approx(3 * 2 * 1024**3 / 2 / 1e9)
+    assert found["cpu_gb_per_s"] == pytest.approx(3 * 2 * 64 * 2**20 / 0.5 / 1e9)
+
+
 def test_a_single_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one element of the larger product differs."""
     multiply = torch.Tensor.__matmul__
