@@ -59,7 +59,8 @@ NO_REASON = re.compile(
     r"^(?:Search for `cuda|CUDA kernel errors might be asynchronously|"
     r"For debugging consider passing CUDA_LAUNCH_BLOCKING|Compile with `TORCH_USE_CUDA_DSA`|"
     r"Set the environment variable HYDRA_FULL_ERROR=1|Pass --helpshort or --helpfull|"
-    r"note: run with `RUST_BACKTRACE=| *\[bt\] \(\d+\) |"
+    r"note: .*run with `RUST_BACKTRACE=|stack backtrace:$| +\d+: .*::| +at \S+:\d+:\d+$|"
+    r" *\[bt\] \(\d+\) |"
     r"Exception raised from \S+ at |C\+\+ CapturedTraceback:|frame #\d+: |#\d+ .* from \S+:\d+$|"
     r"<omitting python frames>|wandb:(?! ERROR)|\S+:\d+:\d+ \[\d+\] NCCL INFO |"
     r"I\d{4} [\d:.]+ +\d+ \S+:\d+\]).*",

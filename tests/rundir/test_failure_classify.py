@@ -26,6 +26,14 @@ def test_a_recorded_error_beats_a_guess_from_the_log() -> None:
         ("trainer: y\n", 3, "last line 'trainer: y'"),
         ("no data in /data\n", 1, "last line 'no data in /data'"),
         ("panicked:\nboom\nnote: run with `RUST_BACKTRACE=1`\n", 101, "last line 'boom'"),
+        (
+            (
+                "panicked:\nboom\nstack backtrace:\n   5: b::main\n             at b.rs:9:5\n"
+                "note: Some details are omitted, run with `RUST_BACKTRACE=full`.\n"
+            ),
+            101,
+            "last line 'boom'",
+        ),
         ("OtherError: of before\r\n" + "\r 5%|" * 9, 3, "last line '5%|'"),
         ("\n", 1, ""),
         ("OtherError: of before\n", 139, ""),
