@@ -211,13 +211,14 @@ def test_what_of_a_node_is_nearly_full_is_an_alert(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.n1.gutil"
     live, run = LiveLog(str(path)), Run(tmp_path)
     head = (
-        "# gpu    sm  hmem   shm  disk\n# Idx     %    MB     %     %\n## host_memory_mib: 1000\n"
+        "# gpu    sm  hmem   shm  disk dfree\n# Idx     %    MB     %     %    MB\n"
+        "## host_memory_mib: 1000\n"
     )
     seen = []
     for text in (
-        head + "    0    98   949    89     -\n    1    98   949    89     -\n",
-        "    0    98   950    90    95\n    1    98   950    90    95\n",
-        "    0    98   960    89    96\n    1    98   960    89    96\n",
+        head + "    0    98   949    89     -     -\n    1    98   949    89     -     -\n",
+        "    0    98   950    90    95  9000\n    1    98   950    90    95  9000\n",
+        "    0    98   960    89    96  9000\n    1    98   960    89    96  9000\n",
     ):
         with path.open("a") as file:
             file.write(text)
@@ -228,7 +229,7 @@ def test_what_of_a_node_is_nearly_full_is_an_alert(tmp_path: Path) -> None:
         [],
         [
             ("warning", "n1", "the machine's memory was up to 96 % full"),
-            ("warning", "n1", "the machine's disk was up to 96 % full"),
+            ("warning", "n1", "the machine's disk was up to 96 % full, with 9 GiB left"),
         ],
     ]
 

@@ -2,7 +2,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.errors import UserError
@@ -94,6 +94,7 @@ rows = st.builds(
 
 
 @given(rows, st.permutations(FURTHER_LETTERS), st.integers(0, 6))
+@settings(deadline=None)
 def test_what_is_written_is_read_again(row: Row, letters: list[str], num_letters: int) -> None:
     """Whatever the values, each reading comes back under its name; None comes back as None."""
     layout = gutil.Layout("pumt" + "".join(letters[:num_letters]))
