@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow  # real processes: seconds, not milliseconds
 
-# Rank 1 kills itself in the attempts before the given one; every attempt writes a "checkpoint".
+# Rank 1 kills itself in the attempts before the given one, once rank 0 has spoken; every attempt
+# writes a "checkpoint".
 FAILS_BEFORE = """
 echo "port $MASTER_PORT launch $DDP_LAUNCH_ID"
 [[ $SAVES != 1 ]] || echo "step-$((DDP_ATTEMPT * 20))" >"$DDP_RUN_DIR/checkpoints/latest"
-if ((RANK == 1 && DDP_ATTEMPT < GOOD)); then kill -9 $$; fi
+: >"$DDP_RUN_DIR/spoken-$DDP_ATTEMPT-$RANK"
+if ((RANK == 1 && DDP_ATTEMPT < GOOD)); then
+    until [[ -e $DDP_RUN_DIR/spoken-$DDP_ATTEMPT-0 ]]; do sleep 0.02; done
+    kill -9 $$
+fi
 ((DDP_ATTEMPT >= GOOD)) || sleep 60
 """
 

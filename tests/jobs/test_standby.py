@@ -191,46 +191,48 @@ def test_those_whose_containers_still_start_end_by_themselves(
     assert ("forced" in log.read_text()) is is_lost
 
 
-@pytest.mark.parametrize("env", [{"DDP_WARM": "0"}, {"DDP_MAX_RESTARTS": "0"}])
-def test_none_wait_where_none_is_wanted(
-    training: Callable[..., Training], env: dict[str, str]
-) -> None:
-    """DDP_WARM=0, or no restart left: after seconds of training there is none."""
-    run = training(**env)
+def test_none_wait_where_none_is_wanted(training: Callable[..., Training]) -> None:
+    """DDP_WARM=0: after seconds of training there is none."""
+    run = training(DDP_WARM="0")
     run.until(lambda: len(run.events("checkpoint")) >= 3)
     time.sleep(2.5)  # two looks of the supervisor's
     assert standbys.processes(run.scripts.directory, standbys.MODULE) == set()
     run.end()
 
 
-def prepare(start: Callable[..., Any], *, is_own_command: bool = False) -> None:
-    """Prepare standbys for a run that trains; `start` is the backend's."""
-    environ = {"DDP_WARM": "1", "DDP_ATTEMPT": "1"}
+def looks(
+    start: Callable[..., Any], *, warm: str = "1", has_standby: bool = True, **of: Any
+) -> Ranks:
+    """Let the supervisor look once at ranks that train; `of` is of the job."""
+    environ = {"DDP_WARM": warm, "DDP_ATTEMPT": "1"}
     settings = Settings(environ)
     settings.values.update(environ)
-    job = Named(id="1", is_own_command=is_own_command, max_restarts=3)
-    plan = Named(backend=Named(start=start, has_standby=True), job=job, here=Named(environ={}))
+    job = Named(**{"id": "1", "is_own_command": False, "max_restarts": 3, **of})
+    backend = Named(start=start, has_standby=has_standby)
+    plan = Named(backend=backend, job=job, here=Named(environ={}))
     step = Step([], environ, Layout(1, 1, 1, 1), ["n"], "out", is_restart=False)
-    reports = Named(has_trained=True)
     now: Any = Named(plan=plan, settings=settings, loop=None, step=step)
-    now.journal, now.counters = Named(reports=reports), Named(restarts=0)
+    now.journal, now.counters = Named(reports=Named(has_trained=True)), Named(restarts=0)
     ranks = Ranks(now)
     ranks._prepare_standby(Timer(0, start))  # noqa: SLF001 -- else it takes a training
-    ranks.end_standby()
+    return ranks
+
+
+@pytest.mark.parametrize(
+    "why", [{"warm": "0"}, {"max_restarts": 0}, {"is_own_command": True}, {"has_standby": False}]
+)
+def test_none_is_started_where_none_could_be_used(why: dict[str, Any]) -> None:
+    """Where one could be, it is started."""
+    start = Mock(side_effect=BlockingIOError)
+    looks(start, **why)
+    start.assert_not_called()
+    looks(start)
+    start.assert_called_once()
 
 
 def test_a_run_goes_on_where_none_can_be_started() -> None:
     """Ranks may have used up the processes that their user may start."""
-    start = Mock(side_effect=BlockingIOError)
-    prepare(start)
-    start.assert_called_once()
-
-
-def test_a_command_of_ones_own_has_none() -> None:
-    """Also one that reports its first step, as `-- python -m trainer` does."""
-    start = Mock(side_effect=BlockingIOError)
-    prepare(start, is_own_command=True)
-    start.assert_not_called()
+    looks(Mock(side_effect=BlockingIOError)).end_standby()
 
 
 @pytest.mark.parametrize(
