@@ -196,6 +196,63 @@ BAD_NODES = Scenario(
     ),
 )
 
+PENDING = Scenario(
+    name="pending",
+    sbatch=on(1, 2, 3),
+    env={
+        "DDP_PREFLIGHT": "1",
+        "DDP_PREFLIGHT_LIMITS": "start_s=120,stage_s=60",  # a busy machine is no bad node
+        "DDP_SPARE_NODES": "1",
+        **places.WITH_GPUS,
+    },
+    prepare=places.pending_at_first("fx2"),
+    faults=(
+        Fault(
+            name="ECC pending at the start",
+            how="a stub driver reports memory pages of a GPU that wait to be retired; a spare node",
+            inject=places.at_its_start,
+            then=Then.NOTHING,
+            signs=("bad_node",),
+            at_start=True,
+            check=places.no_bad_node_has_ranks,
+            message=r"node fx2 is bad and leaves the job: .*\(ecc_pending\)",
+        ),
+    ),
+)
+
+SPARES = Scenario(
+    name="spares",
+    sbatch=("--exclude=fx[4-6,8-9,11-12,14]", "--nodes=4", "--ntasks-per-node=1"),
+    options=(*LONG, "--global-batch-size", "66"),  # of three ranks
+    env={"DDP_MAX_RESTARTS": "99", "DDP_SPARE_NODES": "1", **places.WITH_GPUS},
+    prepare=places.nodes_with_gpus,
+    faults=(
+        Fault(
+            name="GPU lost in the middle",
+            how="a stub driver answers only that the GPU is lost, and the rank reads address 0; a"
+            " spare node",
+            inject=places.break_gpu(1, places.LOST),
+            then=Then.RESTART,
+            signs=("gpu_fault",),
+            code=139,
+            failure_class="hardware",
+            message=r"GPU 0: the driver has lost it.*restart 1 of 99 on 3 nodes from step \d+",
+            check=places.runs_without_the_bad,
+        ),
+        Fault(
+            name="all spares used up",
+            how="a stub driver reports XID 79 on another node, and the rank reads address 0",
+            inject=places.break_gpu(1),
+            then=Then.REQUEUE,
+            signs=("gpu_fault",),
+            code=139,
+            failure_class="hardware",
+            message=r"node fx\d+ is bad: GPU 0: XID 79, .*is requeued .* from step \d+",
+            check=places.no_bad_node_has_ranks,
+        ),
+    ),
+)
+
 # ---- Slurm wants the nodes back ------------------------------------------------------------------
 
 PREEMPTION = Scenario(

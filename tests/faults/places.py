@@ -128,6 +128,13 @@ def slow_rank_is_named(job: FaultJob, struck: float) -> float:
     return moment
 
 
+def no_bad_node_has_ranks(job: FaultJob, _event: Event) -> None:
+    """See that the newest start has none of the nodes that were found bad."""
+    bad = {event["node"] for event in job.events("bad_node")}
+    assert bad
+    assert not bad & set(job.events("start")[-1]["nodes"])
+
+
 def runs_without_the_bad(job: FaultJob, resume: Event) -> None:
     """See that a spare node has the place of the one that was found bad."""
     before, start = _starts(job, resume)
@@ -159,6 +166,22 @@ def nodes_with_gpus(job: FaultJob) -> Tidy:
     return lambda: None
 
 
+def pending_at_first(node: str) -> Callable[[FaultJob], Tidy]:
+    """Build that driver, with pages of this node's GPU that wait to be retired."""
+
+    def prepare(job: FaultJob) -> Tidy:
+        tidy = nodes_with_gpus(job)
+        (job.directory / "driver" / node).write_text("gpus 1\nset pages_pending 0 1\n")
+        return tidy
+
+    return prepare
+
+
+def at_its_start(job: FaultJob) -> float:
+    """Give the moment of a fault that was there before the job: that of the preflight's begin."""
+    return min(map(job.moment, job.events()))
+
+
 def build_driver(directory: Path, nodes: Sequence[str]) -> Path:
     """Build it where gpu_python.sh finds it by FAULT_DIR; the folder of the nodes' files."""
     folder = directory / "driver"
@@ -169,13 +192,17 @@ def build_driver(directory: Path, nodes: Sequence[str]) -> Path:
     return folder
 
 
-def break_gpu(rank: int) -> Injector:
-    """Let the driver of a rank's node report XID 79, and the rank crash."""
+OFF_THE_BUS, LOST = "event 8 0 79", "lost 0 0"
+"""What the driver does then: it reports XID 79, or answers only that the GPU is lost."""
+
+
+def break_gpu(rank: int, how: str = OFF_THE_BUS) -> Injector:
+    """Let the driver of a rank's node do this, and the rank crash."""
 
     def inject(job: FaultJob) -> float:
         node, moment = job.node_of(rank), time.time()
         beside = job.directory / "driver" / "new"
-        beside.write_text("gpus 1\nevent 8 0 79\n")
+        beside.write_text(f"gpus 1\n{how}\n")
         beside.replace(job.directory / "driver" / node)
         job.until_event("gpu_fault", attempt=job.attempt)
         injectors.strike("segfault", rank)(job)
