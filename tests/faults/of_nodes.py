@@ -210,7 +210,7 @@ PENDING = Scenario(
         Fault(
             name="ECC pending at the start",
             how="a stub driver reports memory pages of a GPU that wait to be retired; a spare node",
-            inject=places.at_its_start,
+            inject=places.pending("fx2"),
             then=Then.NOTHING,
             signs=("bad_node",),
             at_start=True,

@@ -177,9 +177,9 @@ def pending_at_first(node: str) -> Callable[[FaultJob], Tidy]:
     return prepare
 
 
-def at_its_start(job: FaultJob) -> float:
-    """Give the moment of a fault that was there before the job: that of the preflight's begin."""
-    return min(map(job.moment, job.events()))
+def pending(node: str) -> Injector:
+    """Give the moment at which they began to wait: just before the job was submitted."""
+    return lambda job: (job.directory / "driver" / node).stat().st_mtime
 
 
 def build_driver(directory: Path, nodes: Sequence[str]) -> Path:
