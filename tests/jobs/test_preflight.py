@@ -95,7 +95,7 @@ def test_a_node_whose_file_the_supervisor_does_not_see(slurm: Scripts) -> None:
     assert done.code == 70, done.err
     reasons = {event["node"]: event["reason"] for event in done.of("preflight")}
     assert reasons.pop(name) is None
-    assert "its file, by the supervisor: run_dir_unseen 1 files" in reasons["other"]
+    assert "its file, by the supervisor: not seen across nodes" in reasons["other"]
     assert not (done.run_dir / ".preflight").exists()
 
 
