@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.faults import injectors, places
+from tests.faults import gpus, injectors, places
 from tests.faults.driver import LONG, Fault, Scenario, Then
 from tests.faults.layout import PREFIX, on
 
@@ -159,13 +159,13 @@ READ_ONLY = Scenario(
 BAD_NODES = Scenario(
     name="bad-nodes",
     sbatch=on(1, 2, 3, 10),
-    env={"DDP_MAX_RESTARTS": "99", "DDP_SPARE_NODES": "2", **places.WITH_GPUS},
-    prepare=places.nodes_with_gpus,
+    env={"DDP_MAX_RESTARTS": "99", "DDP_SPARE_NODES": "2", **gpus.WITH_GPUS},
+    prepare=gpus.nodes_with_gpus,
     faults=(
         Fault(
             name="GPU off the bus",
             how="a stub driver reports XID 79, and the rank reads address 0; two spare nodes",
-            inject=places.break_gpu(1),
+            inject=gpus.break_gpu(1),
             then=Then.RESTART,
             signs=("gpu_fault",),
             code=139,
@@ -203,14 +203,14 @@ PENDING = Scenario(
         "DDP_PREFLIGHT": "1",
         "DDP_PREFLIGHT_LIMITS": "start_s=120,stage_s=60",  # a busy machine is no bad node
         "DDP_SPARE_NODES": "1",
-        **places.WITH_GPUS,
+        **gpus.WITH_GPUS,
     },
-    prepare=places.pending_at_first("fx2"),
+    prepare=gpus.pending_at_first("fx2"),
     faults=(
         Fault(
             name="ECC pending at the start",
             how="a stub driver reports memory pages of a GPU that wait to be retired; a spare node",
-            inject=places.pending("fx2"),
+            inject=gpus.pending("fx2"),
             then=Then.NOTHING,
             signs=("bad_node",),
             at_start=True,
@@ -224,14 +224,14 @@ SPARES = Scenario(
     name="spares",
     sbatch=("--exclude=fx[4-6,8-9,11-12,14]", "--nodes=4", "--ntasks-per-node=1"),
     options=(*LONG, "--global-batch-size", "66"),  # of three ranks
-    env={"DDP_MAX_RESTARTS": "99", "DDP_SPARE_NODES": "1", **places.WITH_GPUS},
-    prepare=places.nodes_with_gpus,
+    env={"DDP_MAX_RESTARTS": "99", "DDP_SPARE_NODES": "1", **gpus.WITH_GPUS},
+    prepare=gpus.nodes_with_gpus,
     faults=(
         Fault(
             name="GPU lost in the middle",
             how="a stub driver answers only that the GPU is lost, and the rank reads address 0; a"
             " spare node",
-            inject=places.break_gpu(1, places.LOST),
+            inject=gpus.break_gpu(1, gpus.LOST),
             then=Then.RESTART,
             signs=("gpu_fault",),
             code=139,
@@ -242,7 +242,7 @@ SPARES = Scenario(
         Fault(
             name="all spares used up",
             how="a stub driver reports XID 79 on another node, and the rank reads address 0",
-            inject=places.break_gpu(1),
+            inject=gpus.break_gpu(1),
             then=Then.REQUEUE,
             signs=("gpu_fault",),
             code=139,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults.places import WITH_GPUS, build_driver
+from tests.faults.gpus import WITH_GPUS, build_driver
 from tests.growing import json_lines
 
 if TYPE_CHECKING:
