@@ -101,8 +101,7 @@ def settled(series: GpuSeries, thresholds: Thresholds) -> NDArray[np.bool_]:
     if np.isnan(series.time_s).all():
         return np.ones(series.num_samples, np.bool_)
     is_new = np.isnan(series.steps_s)
-    start = np.broadcast_to(series.start, series.num_samples)
-    is_new[1:] |= start[1:] != start[:-1]
+    is_new[1:] |= series.starts[1:] != series.starts[:-1]
     since_s = np.fmax.accumulate(np.where(is_new, series.time_s, -np.inf))
     minutes: NDArray[np.float64] | float = thresholds.startup_minutes
     step = series.column("step")

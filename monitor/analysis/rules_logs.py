@@ -122,15 +122,8 @@ def _ended_early(nodes: list[GpuSeries], at_last: set[str], at: Thresholds) -> I
         is_left = at_last and _short(series.host) not in at_last
         if (np.abs(earlier_s[is_later]) > limit_s).any() and not is_left:
             missing_s = float(ends_s.max() - end_s)
-            yield readings.finding(
-                "warning",
-                series,
-                np.arange(series.num_samples) == series.num_samples - 1,
-                f"its log ends {minutes(missing_s)} before that of other nodes of the job",
-                _NODE_IS_GONE,
-                weight=missing_s,
-                of_host=True,
-            )
+            text = f"its log ends {minutes(missing_s)} before that of other nodes of the job"
+            yield _at_its_end(series, missing_s, text, _NODE_IS_GONE, of_host=True)
 
 
 def _gpus_ended_early(timed: list[GpuSeries], at: Thresholds) -> Iterator[Finding]:
@@ -140,22 +133,23 @@ def _gpus_ended_early(timed: list[GpuSeries], at: Thresholds) -> Iterator[Findin
     """
     ends_s: dict[object, float] = {}
     for series in timed:
-        starts = np.broadcast_to(series.start, series.num_samples)
-        for last in np.flatnonzero(np.diff(starts, append=-1)).tolist():
-            key = series.place, int(starts[last])
+        for last in np.flatnonzero(np.diff(series.starts, append=-1)).tolist():
+            key = series.place, int(series.starts[last])
             ends_s[key] = max(ends_s.get(key, -np.inf), float(series.time_s[last]))
     for series in timed:
-        start = np.broadcast_to(series.start, series.num_samples)[-1]
-        missing_s = ends_s[series.place, int(start)] - float(series.time_s[-1])
+        missing_s = ends_s[series.place, int(series.starts[-1])] - float(series.time_s[-1])
         if series.gpu is not None and missing_s > _longest_s(series.interval_s, at):
-            yield readings.finding(
-                "warning",
-                series,
-                np.arange(series.num_samples) == series.num_samples - 1,
-                f"its rows end {minutes(missing_s)} before the node's others",
-                _GPU_IS_GONE,
-                weight=missing_s,
-            )
+            text = f"its rows end {minutes(missing_s)} before the node's others"
+            yield _at_its_end(series, missing_s, text, _GPU_IS_GONE)
+
+
+def _at_its_end(
+    series: GpuSeries, missing_s: float, text: str, suggestion: str, *, of_host: bool = False
+) -> Finding:
+    last = np.arange(series.num_samples) == series.num_samples - 1
+    return readings.finding(
+        "warning", series, last, text, suggestion, weight=missing_s, of_host=of_host
+    )
 
 
 def _missing(run: Run) -> Iterator[Finding]:

@@ -76,6 +76,11 @@ class GpuSeries:
         """How many samples there are."""
         return len(self.time_s)
 
+    @property
+    def starts(self) -> NDArray[np.int32]:
+        """The number of the job's start, of each sample."""
+        return np.broadcast_to(np.asarray(self.start, np.int32), self.num_samples)
+
     @cached_property
     def interval_s(self) -> float:
         """The usual time between two samples; NaN where there are no times."""

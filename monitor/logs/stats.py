@@ -185,9 +185,8 @@ def _gpu(gpu: GpuSeries, counts: Mapping[str, Counts]) -> Gpu:
 def _use(gpu: GpuSeries, steps_s: NDArray[np.float64], spreads: Mapping[str, Spread | None]) -> Use:
     active = _or_absent(gpu, gpu.activity)
     timed = not np.isnan(gpu.time_s).any()
-    start = np.broadcast_to(gpu.start, gpu.num_samples)
     counter_j, power_w = _readings(gpu, ("energy",)), _readings(gpu, ("pwr",))
-    used = energy.used(counter_j, power_w, steps_s, start)
+    used = energy.used(counter_j, power_w, steps_s, gpu.starts)
     known = ~np.isnan(active)
     is_idle = active <= constants.BUSY_PCT
     return Use(
